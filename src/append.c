@@ -1,0 +1,269 @@
+/*
+ * append.c
+ *	  Adds events to the log, in the order of steps that PROTOCOL asks for: top
+ *	  transaction id, all keys of the call, bound, position, row.
+ */
+#include "outbox.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+
+#include "aggregate_lock.h"
+#include "database.h"
+#include "encode.h"
+#include "event.h"
+#include "feed.h"
+#include "log.h"
+#include "writer.h"
+
+/* Part of the stored format: agg_hash of rows in the log was made with them. */
+#define HASH_SEED_AGGREGATE UINT64CONST(0x6F7574626F782D61)
+#define HASH_SEED_EVENT_ID UINT64CONST(0x6F7574626F782D65)
+
+typedef struct Key
+{
+	uint64		key;
+	const OutboxNewEvent *event;	/* one that asks for it */
+	bool		is_event_id;
+} Key;
+
+static uint64
+hash_text(const char *text, uint64 seed)
+{
+	return hash_bytes_extended((const unsigned char *) text, strlen(text), seed);
+}
+
+static uint64
+aggregate_hash(const OutboxNewEvent *event)
+{
+	return hash_text(event->aggregate_id, hash_text(event->aggregate_type, HASH_SEED_AGGREGATE));
+}
+
+static int
+compare_keys(const void *a, const void *b)
+{
+	uint64		left = ((const Key *) a)->key;
+	uint64		right = ((const Key *) b)->key;
+
+	return left < right ? -1 : left > right;
+}
+
+static const char *
+describe_key(void *arg, int index)
+{
+	const Key  *key = &((const Key *) arg)[index];
+
+	if (key->is_event_id)
+		return psprintf("event_id \"%s\"",
+						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&key->event->event_id))));
+	return psprintf("aggregate \"%s\" of type \"%s\"", key->event->aggregate_id, key->event->aggregate_type);
+}
+
+/*
+ * Locks the aggregates of all events, and the event_ids that the caller gave,
+ * so that of two transactions with the same event_id the second sees what the
+ * first did. Sorted and distinct.
+ */
+static void
+lock_keys(OutboxNewEvent *events, int count)
+{
+	Key		   *keys = palloc_extended(sizeof(Key) * count * 2, MCXT_ALLOC_HUGE);
+	uint64	   *values = palloc_extended(sizeof(uint64) * count * 2, MCXT_ALLOC_HUGE);
+	int			key_count = 0;
+	int			distinct = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		events[i].agg_hash = aggregate_hash(&events[i]);
+		keys[key_count++] = (Key) {events[i].agg_hash, &events[i], false};
+		if (events[i].event_id_given)
+			keys[key_count++] = (Key) {hash_bytes_extended(events[i].event_id.data, UUID_LEN, HASH_SEED_EVENT_ID),
+									   &events[i], true};
+	}
+	if (key_count > 1)
+		qsort(keys, key_count, sizeof(Key), compare_keys);
+	for (int i = 0; i < key_count; i++)
+	{
+		if (distinct > 0 && values[distinct - 1] == keys[i].key)
+			continue;
+		keys[distinct] = keys[i];
+		values[distinct++] = keys[i].key;
+	}
+	outbox_aggregate_lock_acquire(values, distinct, describe_key, keys);
+	pfree(values);
+	pfree(keys);
+}
+
+/*
+ * Whether an event_id is in the log. Its key is locked, so nobody is in the
+ * middle of adding it, and what others have committed counts even for a
+ * transaction whose snapshot is older.
+ */
+static bool
+event_id_exists(const OutboxCatalog *catalog, const pg_uuid_t *event_id)
+{
+	bool		exists = false;
+
+	for (int child = 0; child < OUTBOX_CHILDREN && !exists; child++)
+	{
+		Relation	log = table_open(catalog->log[child], AccessShareLock);
+		Relation	index = index_open(catalog->log_event[child], AccessShareLock);
+		ScanKeyData key;
+		SysScanDesc scan;
+
+		ScanKeyInit(&key, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
+		scan = systable_beginscan_ordered(log, index, SnapshotSelf, 1, &key);
+		exists = systable_getnext_ordered(scan, ForwardScanDirection) != NULL;
+		systable_endscan_ordered(scan);
+		index_close(index, AccessShareLock);
+		table_close(log, AccessShareLock);
+	}
+	return exists;
+}
+
+static void
+set_text(Datum *values, bool *nulls, int column, const char *text)
+{
+	nulls[column - 1] = text == NULL;
+	if (text != NULL)
+		values[column - 1] = CStringGetTextDatum(text);
+}
+
+static void
+set_optional(Datum *values, bool *nulls, int column, bool given, Datum value)
+{
+	nulls[column - 1] = !given;
+	values[column - 1] = value;
+}
+
+static void
+insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
+{
+	Datum		values[LOG_COLUMNS] = {0};
+	bool		nulls[LOG_COLUMNS] = {false};
+
+	values[LOG_POSITION - 1] = Int64GetDatum(event->position);
+	values[LOG_AGG_HASH - 1] = Int64GetDatum((int64) event->agg_hash);
+	values[LOG_EVENT_ID - 1] = UUIDPGetDatum(&event->event_id);
+	values[LOG_OCCURRED_AT - 1] = TimestampTzGetDatum(event->occurred_at);
+	values[LOG_CREATED_AT - 1] = TimestampTzGetDatum(event->created_at);
+	values[LOG_PRIORITY - 1] = Int16GetDatum(event->priority);
+	values[LOG_PAYLOAD_KIND - 1] = CharGetDatum(event->payload_kind);
+	values[LOG_PAYLOAD - 1] = PointerGetDatum(event->payload);
+	set_optional(values, nulls, LOG_NOT_BEFORE, event->not_before_given, TimestampTzGetDatum(event->not_before));
+	set_optional(values, nulls, LOG_AGGREGATE_VERSION, event->aggregate_version_given,
+				 Int64GetDatum(event->aggregate_version));
+	set_text(values, nulls, LOG_AGGREGATE_TYPE, event->aggregate_type);
+	set_text(values, nulls, LOG_AGGREGATE_ID, event->aggregate_id);
+	set_text(values, nulls, LOG_EVENT_TYPE, event->event_type);
+	set_text(values, nulls, LOG_SUBJECT, event->subject);
+	set_text(values, nulls, LOG_CONTENT_TYPE, event->content_type);
+	set_text(values, nulls, LOG_DATASCHEMA, event->dataschema);
+	set_text(values, nulls, LOG_HEADERS, event->headers_text);
+	outbox_writer_insert(writer, values, nulls);
+}
+
+/* Microseconds since 1970 of a timestamp, whose own epoch is 2000. */
+static int64
+unix_us(TimestampTz t)
+{
+	return t + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY;
+}
+
+static void
+make_event_id(OutboxNewEvent *event)
+{
+	uint8		random[10];
+
+	if (!pg_strong_random(random, sizeof(random)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate a random event_id")));
+	outbox_encode_uuid7(unix_us(event->created_at), random, event->event_id.data);
+}
+
+/* Fills in what the caller left out, draws the position and inserts, unless the event_id exists. */
+static void
+append_one(OutboxWriter *writer, const OutboxCatalog *catalog, OutboxDatabase *database,
+		   OutboxNewEvent *event, OutboxOnConflict on_conflict)
+{
+	event->position = 0;
+	event->created_at = GetCurrentTimestamp();
+	if (!event->occurred_at_given)
+		event->occurred_at = event->created_at;
+	if (!event->event_id_given)
+		make_event_id(event);
+	else if (event_id_exists(catalog, &event->event_id))
+	{
+		if (on_conflict == OUTBOX_CONFLICT_RETURN)
+			return;
+		ereport(ERROR,
+				(errcode(ERRCODE_UNIQUE_VIOLATION),
+				 errmsg("event_id \"%s\" exists already",
+						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&event->event_id)))),
+				 errhint("To enqueue an event at most once under an id of yours, pass on_conflict => 'return'.")));
+	}
+
+	event->position = outbox_feed_next_position(database, catalog->sequence);
+	insert_row(writer, event);
+}
+
+static void
+warn_not_preloaded(void)
+{
+	static bool warned = false;
+
+	if (warned)
+		return;
+	warned = true;
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("outbox is not in \"shared_preload_libraries\": events are kept, but not published"),
+			 errhint("Add \"outbox\" to \"shared_preload_libraries\" and restart the server.")));
+}
+
+/*
+ * Adds checked events in the order given; fills in position (0 where the
+ * event_id existed and on_conflict lets it pass), event_id and times. Called
+ * with an active snapshot.
+ */
+void
+outbox_log_append(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict)
+{
+	const OutboxCatalog *catalog;
+	OutboxDatabase *database;
+	OutboxWriter writer;
+
+	PreventCommandIfReadOnly("outbox.enqueue()");
+	PreventCommandIfParallelMode("outbox.enqueue()");
+	if (count == 0)
+		return;
+
+	catalog = outbox_database_catalog(false);
+	database = outbox_database_attach(catalog);
+	if (database == NULL)
+		warn_not_preloaded();
+
+	(void) GetTopTransactionId();
+	lock_keys(events, count);
+	if (database != NULL)
+		outbox_feed_announce(database);
+
+	outbox_writer_open(&writer, catalog->log[database == NULL ? 0 : pg_atomic_read_u32(&database->current_child)]);
+	for (int i = 0; i < count; i++)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(GetPerTupleMemoryContext(writer.estate));
+
+		append_one(&writer, catalog, database, &events[i], on_conflict);
+		MemoryContextSwitchTo(caller);
+	}
+	outbox_writer_close(&writer);
+}

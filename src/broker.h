@@ -1,0 +1,160 @@
+/*
+ * broker.h
+ *	  The relay's view of NATS JetStream: a connection that looks after itself,
+ *	  and one outcome for every message handed to it.
+ *
+ * broker.c is the only file that knows nats.h, and it must not know
+ * postgres.h: plain C11 and pthreads, malloc only, errors as values. Every
+ * function here is called from one thread (the relay's main thread) with all
+ * signals blocked; whatever the library does on its own threads stays behind
+ * this header. No function blocks on the network.
+ *
+ * The contract: a message accepted by broker_publish() is reported by
+ * broker_poll() exactly once, whatever happens: acknowledged, refused, timed
+ * out, or lost with its connection.
+ */
+#ifndef OUTBOX_BROKER_H
+#define OUTBOX_BROKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct Broker Broker;
+
+/* How long a text of ours may be, its terminating NUL included. */
+#define BROKER_TEXT_SIZE 256
+
+typedef struct BrokerConfig
+{
+	const char *url;			/* one or several nats:// or tls:// URLs, comma-separated */
+	const char *credentials_file;	/* NULL or "": none (a .creds file) */
+	const char *tls_ca_file;	/* NULL or "": the system's */
+	const char *tls_cert_file;	/* NULL or "": no client certificate */
+	const char *tls_key_file;
+	const char *client_name;	/* shown by the server in its connection list */
+	const char *stream;			/* every ack must name this stream */
+	const char *stream_subjects;	/* subject a created stream listens to, "outbox.>" */
+	bool		stream_create;	/* create the stream if it is missing */
+	int			duplicate_window_ms;	/* of a created stream */
+	int			ack_timeout_ms; /* from broker_publish() to BROKER_TIMED_OUT */
+	int			connect_timeout_ms; /* bound of one connection attempt */
+	int			reconnect_base_ms;	/* first back-off between attempts ... */
+	int			reconnect_max_ms;	/* ... doubled up to this, with jitter */
+	int			max_in_flight;	/* messages accepted and not yet reported, 1 to 65536 */
+} BrokerConfig;
+
+typedef struct BrokerHeader
+{
+	const char *key;
+	const char *value;
+} BrokerHeader;
+
+typedef struct BrokerMessage
+{
+	const char *subject;
+	const BrokerHeader *headers;
+	int			header_count;
+	const void *data;
+	int			data_len;
+} BrokerMessage;
+
+typedef enum BrokerOutcomeKind
+{
+	BROKER_ACKED,				/* its own positive ack, from the configured stream */
+	BROKER_REFUSED,				/* JetStream or the client refused it: code and text */
+	BROKER_NO_RESPONDERS,		/* no stream listens to the subject */
+	BROKER_TIMED_OUT,			/* no answer within ack_timeout: stored or not, unknown */
+	BROKER_LOST,				/* the connection went away first: unknown */
+	BROKER_BAD_REPLY			/* an answer that is no ack of this stream: unknown */
+} BrokerOutcomeKind;
+
+typedef struct BrokerOutcome
+{
+	void	   *cookie;			/* as given to broker_publish() */
+	BrokerOutcomeKind kind;
+	bool		duplicate;		/* ACKED: the stream had this message id already */
+	uint64_t	sequence;		/* ACKED: the stream's sequence */
+	int			code;			/* REFUSED: JetStream err_code (10077 ...), else 0 */
+	int			round_trip_us;	/* ACKED: from broker_publish() to the ack */
+	char		text[BROKER_TEXT_SIZE];	/* all but ACKED: what happened, in words, never a secret */
+} BrokerOutcome;
+
+typedef enum BrokerState
+{
+	BROKER_OFFLINE,				/* waiting for the next attempt; text says why */
+	BROKER_CONNECTING,
+	BROKER_ONLINE
+} BrokerState;
+
+typedef struct BrokerStatus
+{
+	BrokerState state;
+	int64_t		since_us;		/* CLOCK_REALTIME, when this state began */
+	uint64_t	connects;		/* successful connections so far */
+	int64_t		max_payload;	/* the server's, headers included; 0 when never connected */
+	int			in_flight;
+	char		server[BROKER_TEXT_SIZE];	/* URL connected to, without credentials */
+	char		text[BROKER_TEXT_SIZE]; /* OFFLINE: last error. ONLINE: trouble with the
+										 * stream (missing, not creatable), or "" */
+} BrokerStatus;
+
+typedef enum BrokerPublishResult
+{
+	BROKER_PUBLISH_OK,			/* an outcome will follow */
+	BROKER_PUBLISH_FULL,		/* max_in_flight reached: poll first */
+	BROKER_PUBLISH_OFFLINE,		/* not connected: nothing was taken */
+	BROKER_PUBLISH_REFUSED		/* can't be sent as it is (over max_payload, bad subject):
+								 * code and text are filled in, no outcome follows */
+} BrokerPublishResult;
+
+/* Returns NULL when out of memory, descriptors or threads. Connects to nothing yet. */
+extern Broker *broker_create(void);
+
+/*
+ * Copies the configuration and starts connecting. Called again with other
+ * values it drops the connection and makes a new one; with the same values it
+ * does nothing, except that an OFFLINE broker tries again at once (so that a
+ * reload picks up changed credential files). False: out of memory.
+ */
+extern bool broker_configure(Broker *broker, const BrokerConfig *config);
+
+/* A descriptor that stays the same for the broker's life and is readable while broker_poll() has work. */
+extern int	broker_fd(const Broker *broker);
+
+/*
+ * Moves bytes, runs timeouts and the connection's life, and stores up to max
+ * outcomes. Returns how many. Call again while it returns max.
+ */
+extern int	broker_poll(Broker *broker, BrokerOutcome *outcomes, int max);
+
+/* Milliseconds until broker_poll() must run even though broker_fd() stays silent; -1: never. */
+extern int	broker_poll_within(const Broker *broker);
+
+/*
+ * Hands one message to the connection's buffer; broker_flush() sends it. The
+ * message's memory is the caller's again on return. error_text
+ * (BROKER_TEXT_SIZE) and error_code are set for BROKER_PUBLISH_REFUSED only.
+ */
+extern BrokerPublishResult broker_publish(Broker *broker, const BrokerMessage *message, void *cookie,
+										  int *error_code, char *error_text);
+
+/* Writes as much of the buffer as the socket takes now; the rest goes out in broker_poll(). */
+extern void broker_flush(Broker *broker);
+
+/*
+ * Drops the connection with its unsent bytes; what was in flight is reported
+ * BROKER_LOST. A new connection is made at once.
+ */
+extern void broker_reset(Broker *broker);
+
+extern void broker_get_status(const Broker *broker, BrokerStatus *status);
+
+/*
+ * Closes the connection and frees everything. Waits at most grace_ms for a
+ * connection attempt under way; false: a thread is still inside the library,
+ * so the caller must leave the process by _exit().
+ */
+extern bool broker_destroy(Broker *broker, int grace_ms);
+
+#endif							/* OUTBOX_BROKER_H */

@@ -1,0 +1,303 @@
+/*
+ * broker_text.c
+ *	  The small things the rest of the broker stands on: clocks, texts, the
+ *	  immutable copy of the configuration, counted holders, threads.
+ *
+ * Every text that leaves the broker is made by broker_text(): printable ASCII,
+ * because it ends up in log lines and tables of any encoding, and without the
+ * credentials a URL may contain.
+ */
+#define _GNU_SOURCE				/* CLOCK_MONOTONIC for condition variables, eventfd */
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "broker_internal.h"
+
+static int64_t
+read_clock_us(clockid_t clock)
+{
+	struct timespec now;
+
+	clock_gettime(clock, &now);
+	return (int64_t) now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+int64_t
+broker_now_us(void)
+{
+	return read_clock_us(CLOCK_MONOTONIC);
+}
+
+int64_t
+broker_wall_us(void)
+{
+	return read_clock_us(CLOCK_REALTIME);
+}
+
+/*
+ * Replaces "user:password@" and "token@" after every "://" by "***@", in
+ * place. A URL ends at white space, a quote or a comma, so a password that has
+ * one of those unescaped is masked up to there only by the last '@' rule.
+ */
+void
+broker_text_mask(char *text)
+{
+	char	   *at = text;
+
+	while ((at = strstr(at, "://")) != NULL)
+	{
+		char	   *begin = at + 3;
+		size_t		url_len = strcspn(begin, " \t\r\n\"',");
+		char	   *sign = memrchr(begin, '@', url_len);
+
+		at = begin;
+		if (sign == NULL)
+			continue;
+		if (sign - begin >= 3)
+		{
+			memmove(begin + 3, sign, strlen(sign) + 1);
+			memcpy(begin, "***", 3);
+		}
+		else
+			memset(begin, '*', (size_t) (sign - begin));
+	}
+}
+
+/* printf into a buffer of BROKER_TEXT_SIZE, cut, masked and printable. */
+void
+broker_text(char *target, const char *format,...)
+{
+	char		long_text[4 * BROKER_TEXT_SIZE];
+	va_list		arguments;
+
+	va_start(arguments, format);
+	vsnprintf(long_text, sizeof(long_text), format, arguments);
+	va_end(arguments);
+
+	/* Mask before cutting: half a secret would no longer look like one. */
+	broker_text_mask(long_text);
+	long_text[BROKER_TEXT_SIZE - 1] = '\0';
+	for (char *c = long_text; *c != '\0'; c++)
+	{
+		if (*c < 0x20 || *c > 0x7e)
+			*c = '?';
+	}
+	memcpy(target, long_text, strlen(long_text) + 1);
+}
+
+/* The library's words for a call of this thread that just returned status. */
+const char *
+broker_nats_error(natsStatus status)
+{
+	natsStatus	last = NATS_OK;
+	const char *text = nats_GetLastError(&last);
+
+	return (last == status && text != NULL && text[0] != '\0') ? text : natsStatus_GetText(status);
+}
+
+static const char *
+copy_string(const char *string, bool *ok)
+{
+	char	   *copy = strdup(string == NULL ? "" : string);
+
+	if (copy == NULL)
+		*ok = false;
+	return copy;
+}
+
+static void
+settings_free(BrokerSettings *settings)
+{
+	BrokerConfig *config = &settings->config;
+
+	free((char *) config->url);
+	free((char *) config->credentials_file);
+	free((char *) config->tls_ca_file);
+	free((char *) config->tls_cert_file);
+	free((char *) config->tls_key_file);
+	free((char *) config->client_name);
+	free((char *) config->stream);
+	free((char *) config->stream_subjects);
+	free(settings);
+}
+
+BrokerSettings *
+broker_settings_create(const BrokerConfig *config)
+{
+	BrokerSettings *settings = calloc(1, sizeof(BrokerSettings));
+	bool		ok = true;
+
+	if (settings == NULL)
+		return NULL;
+	atomic_init(&settings->holders, 1);
+	settings->config = *config;
+	settings->config.url = copy_string(config->url, &ok);
+	settings->config.credentials_file = copy_string(config->credentials_file, &ok);
+	settings->config.tls_ca_file = copy_string(config->tls_ca_file, &ok);
+	settings->config.tls_cert_file = copy_string(config->tls_cert_file, &ok);
+	settings->config.tls_key_file = copy_string(config->tls_key_file, &ok);
+	settings->config.client_name = copy_string(config->client_name, &ok);
+	settings->config.stream = copy_string(config->stream, &ok);
+	settings->config.stream_subjects = copy_string(config->stream_subjects, &ok);
+	if (!ok)
+	{
+		settings_free(settings);
+		return NULL;
+	}
+	return settings;
+}
+
+BrokerSettings *
+broker_settings_hold(BrokerSettings *settings)
+{
+	atomic_fetch_add(&settings->holders, 1);
+	return settings;
+}
+
+void
+broker_settings_release(BrokerSettings *settings)
+{
+	if (settings != NULL && atomic_fetch_sub(&settings->holders, 1) == 1)
+		settings_free(settings);
+}
+
+static bool
+same_string(const char *copy, const char *given)
+{
+	return strcmp(copy, given == NULL ? "" : given) == 0;
+}
+
+bool
+broker_settings_equal(const BrokerSettings *settings, const BrokerConfig *config)
+{
+	const BrokerConfig *mine = &settings->config;
+
+	return same_string(mine->url, config->url) &&
+		same_string(mine->credentials_file, config->credentials_file) &&
+		same_string(mine->tls_ca_file, config->tls_ca_file) &&
+		same_string(mine->tls_cert_file, config->tls_cert_file) &&
+		same_string(mine->tls_key_file, config->tls_key_file) &&
+		same_string(mine->client_name, config->client_name) &&
+		same_string(mine->stream, config->stream) &&
+		same_string(mine->stream_subjects, config->stream_subjects) &&
+		mine->stream_create == config->stream_create &&
+		mine->duplicate_window_ms == config->duplicate_window_ms &&
+		mine->ack_timeout_ms == config->ack_timeout_ms &&
+		mine->connect_timeout_ms == config->connect_timeout_ms &&
+		mine->reconnect_base_ms == config->reconnect_base_ms &&
+		mine->reconnect_max_ms == config->reconnect_max_ms &&
+		mine->max_in_flight == config->max_in_flight;
+}
+
+BrokerPost *
+broker_post_create(void)
+{
+	BrokerPost *post = calloc(1, sizeof(BrokerPost));
+	pthread_condattr_t attributes;
+
+	if (post == NULL)
+		return NULL;
+	post->holders = 1;
+	post->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (post->wake_fd < 0)
+	{
+		free(post);
+		return NULL;
+	}
+	pthread_mutex_init(&post->lock, NULL);
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&post->released, &attributes);
+	pthread_condattr_destroy(&attributes);
+	return post;
+}
+
+BrokerPost *
+broker_post_hold(BrokerPost *post)
+{
+	pthread_mutex_lock(&post->lock);
+	post->holders++;
+	pthread_mutex_unlock(&post->lock);
+	return post;
+}
+
+void
+broker_post_release(BrokerPost *post)
+{
+	int			left;
+
+	pthread_mutex_lock(&post->lock);
+	left = --post->holders;
+	pthread_cond_signal(&post->released);
+	pthread_mutex_unlock(&post->lock);
+	if (left > 0)
+		return;
+	close(post->wake_fd);
+	pthread_cond_destroy(&post->released);
+	pthread_mutex_destroy(&post->lock);
+	free(post);
+}
+
+/* Waits until the caller is the only holder; false after grace_ms. */
+bool
+broker_post_wait(BrokerPost *post, int grace_ms)
+{
+	struct timespec until;
+	bool		alone;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += grace_ms / 1000;
+	until.tv_nsec += (long) (grace_ms % 1000) * 1000000;
+	if (until.tv_nsec >= 1000000000)
+	{
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+
+	pthread_mutex_lock(&post->lock);
+	while (post->holders > 1 &&
+		   pthread_cond_timedwait(&post->released, &post->lock, &until) != ETIMEDOUT)
+		;
+	alone = post->holders == 1;
+	pthread_mutex_unlock(&post->lock);
+	return alone;
+}
+
+/* Makes an eventfd readable; it never blocks, and a full counter is readable anyway. */
+void
+broker_wake(int event_fd)
+{
+	ssize_t		written = write(event_fd, &(uint64_t){1}, sizeof(uint64_t));
+
+	(void) written;
+}
+
+/*
+ * Starts a detached thread with every signal blocked, whatever the caller's
+ * mask is: signal handlers of the host process must not run on it.
+ */
+bool
+broker_thread_start(pthread_t *thread, void *(*start) (void *), void *argument)
+{
+	pthread_attr_t attributes;
+	sigset_t	all;
+	sigset_t	before;
+	int			failed;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	failed = pthread_create(thread, &attributes, start, argument);
+	pthread_attr_destroy(&attributes);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return failed == 0;
+}

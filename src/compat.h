@@ -1,0 +1,43 @@
+/*
+ * compat.h
+ *	  Every difference between PostgreSQL versions that outbox meets (15 to 18).
+ */
+#ifndef OUTBOX_COMPAT_H
+#define OUTBOX_COMPAT_H
+
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+
+#if PG_VERSION_NUM >= 170000
+#define OUTBOX_MY_BACKEND_INDEX MyProcNumber
+#define OUTBOX_BACKEND_COUNT (MaxBackends + NUM_AUXILIARY_PROCS)
+#else
+#define OUTBOX_MY_BACKEND_INDEX (MyProc->pgprocno)
+#define OUTBOX_BACKEND_COUNT (MaxBackends + NUM_AUXILIARY_PROCS)
+#endif
+
+/* 18 added an argument that says whether to log a lock that can't be had. */
+#if PG_VERSION_NUM >= 180000
+#define outbox_xact_is_over(xid) ConditionalXactLockTableWait(xid, false)
+#else
+#define outbox_xact_is_over(xid) ConditionalXactLockTableWait(xid)
+#endif
+
+/* 17 renamed the array that process numbers index. */
+#define outbox_proc_latch(procno) (&ProcGlobal->allProcs[procno].procLatch)
+
+/* 17 made wait event sets belong to a resource owner instead of a memory context. */
+#if PG_VERSION_NUM >= 170000
+#define OUTBOX_WAIT_SET_OWNER NULL
+#else
+#define OUTBOX_WAIT_SET_OWNER TopMemoryContext
+#endif
+
+/* 16 merged the ownership checks. */
+#if PG_VERSION_NUM >= 160000
+#define outbox_owns_database(dboid, role) object_ownercheck(DatabaseRelationId, dboid, role)
+#else
+#define outbox_owns_database(dboid, role) pg_database_ownercheck(dboid, role)
+#endif
+
+#endif							/* OUTBOX_COMPAT_H */

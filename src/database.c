@@ -1,0 +1,261 @@
+/*
+ * database.c
+ *	  Finds the extension's objects in the current database, and prepares the
+ *	  database's slot in shared memory on first use after a start.
+ *
+ * "Prepares" means: max_assigned is set from the sequence, the current log
+ * child from the ring table, and what prepared transactions held before the
+ * restart (aggregate keys, positions) is found again by a scan of the log's
+ * uncommitted rows. Whoever comes first does it, enqueue or relay; the others
+ * wait for a heavyweight lock meanwhile.
+ */
+#include "database.h"
+
+#include "access/genam.h"
+#include "access/subtrans.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_authid.h"
+#include "commands/extension.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "storage/procarray.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+
+#include "aggregate_lock.h"
+#include "feed.h"
+#include "log.h"
+
+/* In pg_locks: locktype advisory, objsubid 102. */
+#define LOCK_CLASS_PREPARE_DATABASE 102
+
+static OutboxCatalog catalog;
+static bool catalog_valid = false;
+
+static void
+invalidate(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == catalog.sequence)
+		catalog_valid = false;
+}
+
+static Oid
+relation_named(Oid schema, const char *format, int child)
+{
+	char		name[NAMEDATALEN];
+
+	snprintf(name, sizeof(name), format, child);
+	return get_relname_relid(name, schema);
+}
+
+/*
+ * The objects' oids, from a cache that follows DROP and CREATE EXTENSION.
+ * Without the extension: NULL, or ERROR unless missing_ok. Needs a transaction.
+ */
+const OutboxCatalog *
+outbox_database_catalog(bool missing_ok)
+{
+	static bool registered = false;
+	Oid			schema;
+
+	if (catalog_valid)
+		return &catalog;
+
+	if (!registered)
+	{
+		CacheRegisterRelcacheCallback(invalidate, (Datum) 0);
+		registered = true;
+	}
+
+	schema = get_namespace_oid(OUTBOX_SCHEMA, true);
+	catalog.sequence = InvalidOid;
+	if (OidIsValid(schema) && OidIsValid(get_extension_oid(OUTBOX_EXTENSION, true)))
+		catalog.sequence = relation_named(schema, "position", 0);
+	if (!OidIsValid(catalog.sequence))
+	{
+		if (missing_ok)
+			return NULL;
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"%s\" is not installed in this database", OUTBOX_EXTENSION),
+				 errhint("Run CREATE EXTENSION %s.", OUTBOX_EXTENSION)));
+	}
+	for (int i = 0; i < OUTBOX_CHILDREN; i++)
+	{
+		catalog.log[i] = relation_named(schema, "log_%d", i);
+		catalog.log_position[i] = relation_named(schema, "log_%d_position", i);
+		catalog.log_event[i] = relation_named(schema, "log_%d_event", i);
+		catalog.log_aggregate[i] = relation_named(schema, "log_%d_aggregate", i);
+		catalog.ledger[i] = relation_named(schema, "ledger_%d", i);
+	}
+	catalog_valid = true;
+	return &catalog;
+}
+
+/* One bigint from a query that returns at most one row; 0 for no row or NULL. */
+static int64
+query_int64(const char *query)
+{
+	int64		result = 0;
+	bool		isnull;
+
+	if (SPI_execute(query, true, 1) != SPI_OK_SELECT)
+		elog(ERROR, "could not run \"%s\"", query);
+	if (SPI_processed > 0)
+	{
+		Datum		value = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull);
+
+		if (!isnull)
+			result = DatumGetInt64(value);
+	}
+	return result;
+}
+
+/* Everything at or below it is terminal. Inside SPI_connect. */
+int64
+outbox_database_watermark(void)
+{
+	return query_int64("SELECT max(position) FROM outbox.watermark");
+}
+
+/* The full id of a 32-bit id that is in progress. */
+static FullTransactionId
+full_xid(TransactionId xid)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	uint32		epoch = EpochFromFullTransactionId(next);
+
+	if (xid > XidFromFullTransactionId(next))
+		epoch--;
+	return FullTransactionIdFromEpochAndXid(epoch, xid);
+}
+
+/* Prepared transactions of this database, as a palloc'd array. Inside SPI_connect. */
+static TransactionId *
+prepared_xids(int *count)
+{
+	TransactionId *xids;
+
+	if (SPI_execute("SELECT transaction FROM pg_catalog.pg_prepared_xacts"
+					" WHERE database = pg_catalog.current_database()", true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not read pg_prepared_xacts");
+	*count = (int) SPI_processed;
+	xids = palloc(sizeof(TransactionId) * (*count + 1));
+	for (int i = 0; i < *count; i++)
+	{
+		bool		isnull;
+
+		xids[i] = DatumGetTransactionId(SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull));
+	}
+	return xids;
+}
+
+/* Restores keys and positions of prepared transactions from one log child's uncommitted rows. */
+static void
+restore_from_child(OutboxDatabase *database, int child, int64 watermark, const TransactionId *xids, int xid_count)
+{
+	Relation	log = table_open(catalog.log[child], AccessShareLock);
+	Relation	index = index_open(catalog.log_position[child], AccessShareLock);
+	SnapshotData dirty;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&key, LOG_POSITION, BTGreaterStrategyNumber, F_INT8GT, Int64GetDatum(watermark));
+	scan = systable_beginscan_ordered(log, index, &dirty, 1, &key);
+	while ((tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
+	{
+		TransactionId top;
+		bool		isnull;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!TransactionIdIsValid(dirty.xmin))
+			continue;			/* committed */
+		top = SubTransGetTopmostTransaction(dirty.xmin);
+		for (int i = 0; i < xid_count; i++)
+		{
+			if (xids[i] != top)
+				continue;
+			outbox_aggregate_lock_restore(
+				(uint64) DatumGetInt64(heap_getattr(tuple, LOG_AGG_HASH, RelationGetDescr(log), &isnull)), full_xid(top));
+			outbox_feed_restore_prepared(
+				database, full_xid(top),
+				DatumGetInt64(heap_getattr(tuple, LOG_POSITION, RelationGetDescr(log), &isnull)));
+			break;
+		}
+	}
+	systable_endscan_ordered(scan);
+	index_close(index, AccessShareLock);
+	table_close(log, AccessShareLock);
+}
+
+/* The work described in the head comment. As superuser: the caller may lack all rights. */
+static void
+prepare_slot(OutboxDatabase *database)
+{
+	Oid			save_user;
+	int			save_context;
+	TransactionId *xids;
+	int			xid_count;
+
+	GetUserIdAndSecContext(&save_user, &save_context);
+	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID, save_context | SECURITY_LOCAL_USERID_CHANGE);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+
+	/* Another extension's life may have left a higher value: set, don't raise. */
+	pg_atomic_write_u64(&database->max_assigned,
+						query_int64("SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
+									" FROM outbox.position"));
+	pg_atomic_write_u32(&database->current_child,
+						query_int64("SELECT child::bigint FROM outbox.ring ORDER BY generation DESC LIMIT 1"));
+
+	xids = prepared_xids(&xid_count);
+	if (xid_count > 0)
+	{
+		int64		watermark = outbox_database_watermark();
+
+		for (int child = 0; child < OUTBOX_CHILDREN; child++)
+			restore_from_child(database, child, watermark, xids, xid_count);
+	}
+
+	SPI_finish();
+	SetUserIdAndSecContext(save_user, save_context);
+}
+
+/*
+ * This database's slot, ready for use; NULL when the library isn't preloaded.
+ * Needs a transaction and an active snapshot.
+ */
+OutboxDatabase *
+outbox_database_attach(const OutboxCatalog *objects)
+{
+	OutboxDatabase *database;
+	LOCKTAG		tag;
+
+	if (outbox_shared == NULL)
+		return NULL;
+	database = outbox_shmem_claim(MyDatabaseId);
+	if (pg_atomic_read_u32(&database->ready_for) == objects->sequence)
+	{
+		pg_read_barrier();
+		return database;
+	}
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, 0, 0, LOCK_CLASS_PREPARE_DATABASE);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	if (pg_atomic_read_u32(&database->ready_for) != objects->sequence)
+	{
+		prepare_slot(database);
+		pg_write_barrier();
+		pg_atomic_write_u32(&database->ready_for, objects->sequence);
+	}
+	LockRelease(&tag, ExclusiveLock, false);
+	return database;
+}

@@ -1,0 +1,25 @@
+/*
+ * database.h
+ *	  The extension's objects in the current database, and its place in shared
+ *	  memory.
+ */
+#ifndef OUTBOX_DATABASE_H
+#define OUTBOX_DATABASE_H
+
+#include "outbox.h"
+
+typedef struct OutboxCatalog
+{
+	Oid			sequence;
+	Oid			log[OUTBOX_CHILDREN];
+	Oid			log_position[OUTBOX_CHILDREN];	/* unique index on (position) */
+	Oid			log_event[OUTBOX_CHILDREN]; /* unique index on (event_id) */
+	Oid			log_aggregate[OUTBOX_CHILDREN]; /* index on (agg_hash, position) */
+	Oid			ledger[OUTBOX_CHILDREN];
+} OutboxCatalog;
+
+extern const OutboxCatalog *outbox_database_catalog(bool missing_ok);
+extern OutboxDatabase *outbox_database_attach(const OutboxCatalog *catalog);
+extern int64 outbox_database_watermark(void);
+
+#endif							/* OUTBOX_DATABASE_H */

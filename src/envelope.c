@@ -1,0 +1,235 @@
+/*
+ * envelope.c
+ *	  What an event looks like to receivers: subject, CloudEvents 1.0 headers in
+ *	  binary mode, the user's headers, the payload.
+ *
+ * The header names are those of the CloudEvents NATS protocol binding and of
+ * its extensions "sequence" and "partitioning"; aggregatetype and
+ * aggregateversion are ours.
+ */
+#include "outbox.h"
+
+#include "commands/dbcommands.h"
+#include "lib/stringinfo.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+
+#include "encode.h"
+#include "envelope.h"
+#include "log.h"
+
+/* Ours and the user's (event_check.c allows 100). */
+#define MAX_HEADERS 128
+
+/* Collects what goes into the block; strings by their offset, as the buffer moves. */
+typedef struct Builder
+{
+	StringInfoData strings;
+	int			count;
+	int			key[MAX_HEADERS];
+	int			value[MAX_HEADERS];
+} Builder;
+
+static const char *
+utf8(const char *text)
+{
+	return pg_server_to_any(text, strlen(text), PG_UTF8);
+}
+
+static int
+add_string(Builder *builder, const char *text)
+{
+	int			offset = builder->strings.len;
+
+	appendBinaryStringInfo(&builder->strings, text, strlen(text) + 1);
+	return offset;
+}
+
+static void
+add_header(Builder *builder, const char *key, const char *value)
+{
+	if (builder->count == MAX_HEADERS)
+		elog(ERROR, "too many headers");
+	builder->key[builder->count] = add_string(builder, key);
+	builder->value[builder->count] = add_string(builder, value);
+	builder->count++;
+}
+
+/* A CloudEvents attribute with free text. */
+static void
+add_attribute(Builder *builder, const char *key, const char *text)
+{
+	const char *in = utf8(text);
+	size_t		size = strlen(in) * 3 + 1;
+	char	   *out = palloc(size);
+
+	(void) outbox_encode_ce_value(in, out, size);
+	add_header(builder, key, out);
+}
+
+/* outbox.cloudevents_source, or "/outbox/" and the database's name. */
+static const char *
+event_source(void)
+{
+	static char *from_database = NULL;
+
+	if (outbox_cloudevents_source[0] != '\0')
+		return outbox_cloudevents_source;
+	if (from_database == NULL)
+	{
+		char	   *name = get_database_name(MyDatabaseId);
+
+		from_database = MemoryContextStrdup(TopMemoryContext, psprintf("/outbox/%s", name == NULL ? "" : name));
+	}
+	return from_database;
+}
+
+static const char *
+content_type(const OutboxRow *row)
+{
+	if (row->content_type != NULL)
+		return row->content_type;
+	return row->payload_kind == PAYLOAD_BYTES ? "application/octet-stream" : "application/json";
+}
+
+static void
+add_own_headers(Builder *builder, const OutboxRow *row)
+{
+	char		id[37];
+	char		text[64];
+
+	outbox_encode_uuid(row->event_id.data, id);
+	add_header(builder, "Nats-Msg-Id", id);
+	add_header(builder, "Nats-Expected-Stream", outbox_stream);
+	add_header(builder, "ce-specversion", "1.0");
+	add_header(builder, "ce-id", id);
+	add_attribute(builder, "ce-source", event_source());
+	add_attribute(builder, "ce-type", row->event_type);
+	add_attribute(builder, "ce-subject", row->aggregate_id);
+	outbox_encode_time(row->occurred_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY, text);
+	add_header(builder, "ce-time", text);
+	add_attribute(builder, "ce-datacontenttype", content_type(row));
+	snprintf(text, sizeof(text), "%019" INT64_MODIFIER "d", row->position);
+	add_header(builder, "ce-sequence", text);
+	add_attribute(builder, "ce-partitionkey", psprintf("%s/%s", row->aggregate_type, row->aggregate_id));
+	add_attribute(builder, "ce-aggregatetype", row->aggregate_type);
+	if (row->dataschema != NULL)
+		add_attribute(builder, "ce-dataschema", row->dataschema);
+	if (row->has_version)
+	{
+		snprintf(text, sizeof(text), INT64_FORMAT, row->aggregate_version);
+		add_header(builder, "ce-aggregateversion", text);
+	}
+}
+
+/* They were checked when they were enqueued: an object of strings. */
+static void
+add_user_headers(Builder *builder, const OutboxRow *row)
+{
+	Jsonb	   *headers;
+	JsonbIterator *iterator;
+	JsonbValue	key;
+	JsonbValue	value;
+
+	if (row->headers == NULL)
+		return;
+	headers = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(row->headers)));
+	iterator = JsonbIteratorInit(&headers->root);
+	(void) JsonbIteratorNext(&iterator, &key, true);
+	while (JsonbIteratorNext(&iterator, &key, true) == WJB_KEY)
+	{
+		(void) JsonbIteratorNext(&iterator, &value, true);
+		add_header(builder, utf8(pnstrdup(key.val.string.val, key.val.string.len)),
+				   utf8(pnstrdup(value.val.string.val, value.val.string.len)));
+	}
+}
+
+static int
+add_subject(Builder *builder, const OutboxRow *row)
+{
+	char		subject[OUTBOX_SUBJECT_BUFFER];
+
+	if (row->subject != NULL)
+		return add_string(builder, utf8(row->subject));
+	if (outbox_encode_subject(outbox_subject_template, utf8(row->aggregate_type), utf8(row->aggregate_id),
+							  utf8(row->event_type), subject, sizeof(subject)) < 0)
+		elog(ERROR, "subject of position " INT64_FORMAT " is too long", row->position);
+	return add_string(builder, subject);
+}
+
+/* Lays the block out: struct, header array, strings, payload. NULL: out of memory. */
+static OutboxEvent *
+assemble(const Builder *builder, int subject, const char *payload, int payload_len)
+{
+	Size		headers_size = sizeof(BrokerHeader) * builder->count;
+	Size		size = sizeof(OutboxEvent) + headers_size + builder->strings.len + payload_len;
+	OutboxEvent *event = malloc(size);
+	BrokerHeader *headers;
+	char	   *strings;
+
+	if (event == NULL)
+		return NULL;
+	memset(event, 0, sizeof(*event));
+	headers = (BrokerHeader *) (event + 1);
+	strings = (char *) headers + headers_size;
+	memcpy(strings, builder->strings.data, builder->strings.len);
+	for (int i = 0; i < builder->count; i++)
+	{
+		headers[i].key = strings + builder->key[i];
+		headers[i].value = strings + builder->value[i];
+	}
+	memcpy(strings + builder->strings.len, payload, payload_len);
+
+	event->message.subject = strings + subject;
+	event->message.headers = headers;
+	event->message.header_count = builder->count;
+	event->message.data = strings + builder->strings.len;
+	event->message.data_len = payload_len;
+	event->schedule.bytes = size;
+	return event;
+}
+
+/*
+ * The event of a row, for the schedule to own. Garbage is left in the current
+ * memory context. ERROR when out of memory.
+ */
+OutboxEvent *
+outbox_envelope_build(const OutboxRow *row)
+{
+	Builder		builder;
+	OutboxEvent *event;
+	const char *payload = row->payload;
+	int			payload_len = row->payload_len;
+	int			subject;
+
+	builder.count = 0;
+	initStringInfo(&builder.strings);
+	subject = add_subject(&builder, row);
+	add_own_headers(&builder, row);
+	add_user_headers(&builder, row);
+
+	/* Text and bytes arrive as they were enqueued; JSON is UTF-8 by definition. */
+	if (row->payload_kind == PAYLOAD_JSONB && GetDatabaseEncoding() != PG_UTF8)
+	{
+		payload = pg_server_to_any(payload, payload_len, PG_UTF8);
+		if (payload != row->payload)
+			payload_len = strlen(payload);
+	}
+
+	event = assemble(&builder, subject, payload, payload_len);
+	if (event == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory")));
+	event->child = row->child;
+	event->claim = -1;
+	event->schedule.position = row->position;
+	event->schedule.aggregate = row->agg_hash;
+	event->schedule.not_before = row->not_before;
+	event->schedule.created = row->created_at;
+	event->schedule.priority = row->priority;
+	return event;
+}

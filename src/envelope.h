@@ -1,0 +1,52 @@
+/*
+ * envelope.h
+ *	  An event as the relay holds it in memory: ready to be sent.
+ */
+#ifndef OUTBOX_ENVELOPE_H
+#define OUTBOX_ENVELOPE_H
+
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "broker.h"
+#include "schedule.h"
+
+/* One malloc'd block: this, the headers, the strings, the payload. */
+typedef struct OutboxEvent
+{
+	SchedEvent	schedule;		/* first: the scheduler owns and frees the block */
+	int			child;			/* of the log, whose ledger twin records it */
+	int			claim;			/* index in OutboxDatabase.claimed while in flight */
+	BrokerMessage message;
+} OutboxEvent;
+
+/* A row of the log, as read. Strings are NUL-terminated, in the server's encoding. */
+typedef struct OutboxRow
+{
+	int			child;
+	int64		position;
+	uint64		agg_hash;
+	pg_uuid_t	event_id;
+	TimestampTz occurred_at;
+	TimestampTz created_at;
+	TimestampTz not_before;		/* 0: none */
+	bool		has_version;
+	int64		aggregate_version;
+	int			priority;
+	char		payload_kind;
+	const char *aggregate_type;
+	const char *aggregate_id;
+	const char *event_type;
+	const char *subject;		/* NULL: from the template */
+	const char *content_type;	/* NULL: from payload_kind */
+	const char *dataschema;		/* NULL: none */
+	const char *headers;		/* NULL: none; else a JSON object of strings */
+	const char *payload;
+	int			payload_len;
+} OutboxRow;
+
+extern OutboxEvent *outbox_envelope_build(const OutboxRow *row);
+
+#endif							/* OUTBOX_ENVELOPE_H */

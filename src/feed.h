@@ -1,0 +1,29 @@
+/*
+ * feed.h
+ *	  How a transaction's positions reach the relay: bounds, runs, the ring.
+ */
+#ifndef OUTBOX_FEED_H
+#define OUTBOX_FEED_H
+
+#include "outbox.h"
+
+#include "access/xact.h"
+
+/* Enqueueing side. */
+extern void outbox_feed_announce(OutboxDatabase *database);
+extern int64 outbox_feed_next_position(OutboxDatabase *database, Oid sequence);
+extern void outbox_feed_raise_max_assigned(OutboxDatabase *database, int64 position);
+extern void outbox_feed_extension_changes(bool dropped);
+extern void outbox_feed_xact_callback(XactEvent event, void *arg);
+
+/* Relay side. */
+extern int	outbox_feed_drain(OutboxDatabase *database, OutboxRange *ranges, int max);
+extern bool outbox_feed_is_empty(OutboxDatabase *database);
+extern int64 outbox_feed_lowest_bound(OutboxDatabase *database);
+extern int	outbox_feed_collect_prepared(OutboxDatabase *database, OutboxRange *ranges, int max, bool *more);
+extern int64 outbox_feed_lowest_prepared(OutboxDatabase *database, bool *any);
+
+/* After a restart. */
+extern void outbox_feed_restore_prepared(OutboxDatabase *database, FullTransactionId xid, int64 position);
+
+#endif							/* OUTBOX_FEED_H */

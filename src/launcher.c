@@ -1,0 +1,398 @@
+/*
+ * launcher.c
+ *	  Starts a relay in every database that has the extension, and again when
+ *	  it has died.
+ *
+ * The launcher is connected to no database: it reads pg_database and starts a
+ * dynamic worker in each database it doesn't know yet; a relay that finds no
+ * extension leaves again, and is not tried there until somebody creates an
+ * extension. Relays are never restarted by the postmaster, so that a dropped
+ * database can't make one loop.
+ *
+ *	  unknown --start--> running --exit, extension there--> waiting --time--> running
+ *	                        '--exit, no extension--> absent --hint--> unknown
+ *
+ * It runs only after recovery: a standby gets its relays at promotion.
+ */
+#include "outbox.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "commands/defrem.h"
+#include "miscadmin.h"
+#include "nodes/parsenodes.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "launcher.h"
+
+#define SCAN_MS 5000
+#define RESTART_BASE_US INT64CONST(500000)
+#define RESTART_MAX_US INT64CONST(30000000)
+/* A relay that ran so long has not failed at its start. */
+#define HEALTHY_US INT64CONST(30000000)
+/* Databases without a known state that are looked into at the same time. */
+#define MAX_PROBES 2
+#define COMPLAINT_US INT64CONST(60000000)
+/* How long a relay stays away from a database that is being dropped, moved or copied. */
+#define STAY_AWAY_US INT64CONST(10000000)
+#define WAIT_FOR_LEAVE_MS 5000
+
+typedef struct Place
+{
+	Oid			dboid;
+	bool		exists;			/* seen in the last scan */
+	bool		absent;			/* looked into: no extension */
+	bool		known;			/* looked into: has the extension */
+	BackgroundWorkerHandle *relay;	/* NULL: none running */
+	TimestampTz started;
+	TimestampTz not_before;
+	int			failures;
+} Place;
+
+static Place *places = NULL;
+static int	place_count = 0;
+static int	place_space = 0;
+
+/* ------------------------------------------------------------- databases */
+
+static Place *
+find_place(Oid dboid)
+{
+	for (int i = 0; i < place_count; i++)
+	{
+		if (places[i].dboid == dboid)
+			return &places[i];
+	}
+	return NULL;
+}
+
+static void
+see_database(Oid dboid)
+{
+	Place	   *place = find_place(dboid);
+
+	if (place == NULL)
+	{
+		if (place_count == place_space)
+		{
+			place_space = Max(16, place_space * 2);
+			places = places == NULL ? MemoryContextAlloc(TopMemoryContext, place_space * sizeof(Place))
+				: repalloc(places, place_space * sizeof(Place));
+		}
+		place = &places[place_count++];
+		memset(place, 0, sizeof(Place));
+		place->dboid = dboid;
+	}
+	place->exists = true;
+}
+
+static void
+forget_gone_databases(void)
+{
+	int			kept = 0;
+
+	for (int i = 0; i < place_count; i++)
+	{
+		if (places[i].exists || places[i].relay != NULL)
+			places[kept++] = places[i];
+		else
+			outbox_shmem_free(places[i].dboid);
+	}
+	place_count = kept;
+}
+
+/* Reads pg_database: every database one can connect to, except templates. */
+static void
+scan_databases(void)
+{
+	Relation	relation;
+	TableScanDesc scan;
+	HeapTuple	tuple;
+
+	for (int i = 0; i < place_count; i++)
+		places[i].exists = false;
+
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+	relation = table_open(DatabaseRelationId, AccessShareLock);
+	scan = table_beginscan_catalog(relation, 0, NULL);
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
+
+		if (database->datallowconn && !database->datistemplate)
+			see_database(database->oid);
+	}
+	table_endscan(scan);
+	table_close(relation, AccessShareLock);
+	CommitTransactionCommand();
+	forget_gone_databases();
+}
+
+/* ---------------------------------------------------------------- relays */
+
+/* Takes note of relays that have ended. */
+static void
+reap(TimestampTz now)
+{
+	for (int i = 0; i < place_count; i++)
+	{
+		Place	   *place = &places[i];
+		pid_t		pid;
+
+		if (place->relay == NULL || GetBackgroundWorkerPid(place->relay, &pid) != BGWH_STOPPED)
+			continue;
+		pfree(place->relay);
+		place->relay = NULL;
+		place->known = outbox_shmem_find(place->dboid) != NULL;
+		place->absent = !place->known;
+		place->failures = now - place->started > HEALTHY_US ? 0 : place->failures + 1;
+		place->not_before = place->failures == 0 ? now
+			: now + Min(RESTART_BASE_US << Min(place->failures - 1, 10), RESTART_MAX_US);
+	}
+}
+
+static void
+complain(TimestampTz now)
+{
+	static TimestampTz next = 0;
+
+	if (now < next)
+		return;
+	next = now + COMPLAINT_US;
+	ereport(LOG,
+			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+			 errmsg("could not start an outbox relay: no background worker slot is free"),
+			 errhint("Raise \"max_worker_processes\" and restart the server.")));
+}
+
+static bool
+start_relay(Place *place, TimestampTz now)
+{
+	BackgroundWorker worker;
+
+	memset(&worker, 0, sizeof(worker));
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "OutboxRelayMain", sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, "outbox relay", sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, "outbox relay", sizeof(worker.bgw_type));
+	worker.bgw_main_arg = ObjectIdGetDatum(place->dboid);
+	worker.bgw_notify_pid = MyProcPid;
+	if (!RegisterDynamicBackgroundWorker(&worker, &place->relay))
+	{
+		place->relay = NULL;
+		return false;
+	}
+	place->started = now;
+	return true;
+}
+
+/* The database's own wish that no relay comes for a while. */
+static TimestampTz
+no_relay_before(Oid dboid)
+{
+	TimestampTz result = 0;
+
+	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+	for (int i = 0; i < outbox_shared->database_count; i++)
+	{
+		if (outbox_shared->databases[i].dboid == dboid)
+			result = outbox_shared->databases[i].no_relay_before;
+	}
+	LWLockRelease(&outbox_shared->lock);
+	return result;
+}
+
+/* Starts what is due. Returns when the next start will be due. */
+static TimestampTz
+start_due(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+	int			probes = 0;
+
+	for (int i = 0; i < place_count; i++)
+		probes += places[i].relay != NULL && !places[i].known;
+	for (int i = 0; i < place_count; i++)
+	{
+		Place	   *place = &places[i];
+		TimestampTz due;
+
+		if (place->relay != NULL || place->absent || !place->exists)
+			continue;
+		due = Max(place->not_before, no_relay_before(place->dboid));
+		if (due > now)
+			next = Min(next, due);
+		else if (place->known || probes < MAX_PROBES)
+		{
+			if (start_relay(place, now))
+				probes += !place->known;
+			else
+			{
+				complain(now);
+				next = Min(next, now + RESTART_BASE_US * 2);
+			}
+		}
+	}
+	return next;
+}
+
+static void
+leave(int code, Datum arg)
+{
+	pg_atomic_write_u32(&outbox_shared->launcher_pid, 0);
+}
+
+void
+OutboxLauncherMain(Datum main_arg)
+{
+	uint32		seen_hint = 0;
+
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+
+	pg_atomic_write_u32(&outbox_shared->launcher_procno, OUTBOX_MY_BACKEND_INDEX);
+	pg_write_barrier();
+	pg_atomic_write_u32(&outbox_shared->launcher_pid, MyProcPid);
+	before_shmem_exit(leave, (Datum) 0);
+
+	for (;;)
+	{
+		uint32		hint = pg_atomic_read_u32(&outbox_shared->database_hint);
+		TimestampTz now;
+		TimestampTz next;
+
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+		scan_databases();
+		now = GetCurrentTimestamp();
+		reap(now);
+		if (hint != seen_hint)
+		{
+			for (int i = 0; i < place_count; i++)
+			{
+				places[i].absent = false;
+				places[i].failures = 0;
+			}
+			seen_hint = hint;
+		}
+		next = start_due(now);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+	}
+}
+
+/* From _PG_init of a preloaded library. */
+void
+outbox_launcher_register(void)
+{
+	BackgroundWorker worker;
+
+	memset(&worker, 0, sizeof(worker));
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = 1;
+	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "OutboxLauncherMain", sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, "outbox launcher", sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, "outbox launcher", sizeof(worker.bgw_type));
+	RegisterBackgroundWorker(&worker);
+}
+
+/* --------------------------------------------------- commands on databases */
+
+/* Asks a database's relay to go, and waits until it has. */
+static void
+send_relay_away(Oid dboid)
+{
+	OutboxDatabase *database = outbox_shmem_find(dboid);
+
+	if (database == NULL)
+		return;
+	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
+	if (database->dboid == dboid)
+		database->no_relay_before = GetCurrentTimestamp() + STAY_AWAY_US;
+	LWLockRelease(&outbox_shared->lock);
+	pg_atomic_write_u32(&database->must_leave, 1);
+	outbox_shmem_wake_relay(database);
+	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && pg_atomic_read_u32(&database->relay_pid) != 0; ms += 10)
+	{
+		CHECK_FOR_INTERRUPTS();
+		pg_usleep(10 * 1000);
+	}
+}
+
+static const char *
+createdb_template(CreatedbStmt *statement)
+{
+	ListCell   *cell;
+
+	foreach(cell, statement->options)
+	{
+		DefElem    *option = lfirst(cell);
+
+		if (strcmp(option->defname, "template") == 0 && option->arg != NULL)
+			return defGetString(option);
+	}
+	return NULL;
+}
+
+/*
+ * The database that a command wants for itself alone: DROP, RENAME, SET
+ * TABLESPACE, CREATE ... TEMPLATE. InvalidOid: none, or the user may not.
+ */
+static Oid
+database_wanted(Node *statement)
+{
+	const char *name = NULL;
+	Oid			dboid;
+
+	if (IsA(statement, DropdbStmt))
+		name = ((DropdbStmt *) statement)->dbname;
+	else if (IsA(statement, RenameStmt) && ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
+		name = ((RenameStmt *) statement)->subname;
+	else if (IsA(statement, AlterDatabaseStmt))
+		name = ((AlterDatabaseStmt *) statement)->dbname;
+	else if (IsA(statement, CreatedbStmt))
+		name = createdb_template((CreatedbStmt *) statement);
+	if (name == NULL)
+		return InvalidOid;
+	dboid = get_database_oid(name, true);
+	if (!OidIsValid(dboid) || !outbox_owns_database(dboid, GetUserId()))
+		return InvalidOid;
+	return dboid;
+}
+
+/* From the utility hook: our relay must not be what a command on its database stumbles over. */
+void
+outbox_launcher_before_utility(Node *statement)
+{
+	Oid			dboid = database_wanted(statement);
+
+	if (OidIsValid(dboid) && dboid != MyDatabaseId)
+		send_relay_away(dboid);
+}

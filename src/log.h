@@ -1,0 +1,48 @@
+/*
+ * log.h
+ *	  The columns of outbox.log and outbox.ledger, as the install script
+ *	  defines them.
+ */
+#ifndef OUTBOX_LOG_H
+#define OUTBOX_LOG_H
+
+enum
+{
+	LOG_POSITION = 1,
+	LOG_AGG_HASH,
+	LOG_EVENT_ID,
+	LOG_OCCURRED_AT,
+	LOG_CREATED_AT,
+	LOG_NOT_BEFORE,
+	LOG_AGGREGATE_VERSION,
+	LOG_PRIORITY,
+	LOG_PAYLOAD_KIND,
+	LOG_AGGREGATE_TYPE,
+	LOG_AGGREGATE_ID,
+	LOG_EVENT_TYPE,
+	LOG_SUBJECT,
+	LOG_CONTENT_TYPE,
+	LOG_DATASCHEMA,
+	LOG_HEADERS,
+	LOG_PAYLOAD,
+	LOG_COLUMNS = LOG_PAYLOAD
+};
+
+enum
+{
+	LEDGER_BUCKET = 1,
+	LEDGER_SETTLED_AT,
+	LEDGER_EPOCH,
+	LEDGER_RELAY,
+	LEDGER_LO,
+	LEDGER_HI,
+	LEDGER_BITS,
+	LEDGER_COLUMNS = LEDGER_BITS
+};
+
+/* payload_kind: what the caller gave. */
+#define PAYLOAD_JSONB 'j'
+#define PAYLOAD_TEXT 't'
+#define PAYLOAD_BYTES 'x'
+
+#endif							/* OUTBOX_LOG_H */

@@ -1,0 +1,261 @@
+/*
+ * outbox.c
+ *	  Loading of the library: settings, hooks, the launcher's registration.
+ */
+#include "outbox.h"
+
+#include "access/xact.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_extension.h"
+#include "commands/extension.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "tcop/utility.h"
+#include "utils/guc.h"
+
+#include "encode.h"
+#include "feed.h"
+#include "launcher.h"
+
+PG_MODULE_MAGIC;
+
+char	   *outbox_nats_url;
+char	   *outbox_credentials_file;
+char	   *outbox_tls_ca_file;
+char	   *outbox_tls_cert_file;
+char	   *outbox_tls_key_file;
+char	   *outbox_stream;
+bool		outbox_stream_create;
+char	   *outbox_subject_template;
+char	   *outbox_cloudevents_source;
+char	   *outbox_traceparent;
+char	   *outbox_tracestate;
+int			outbox_max_in_flight;
+int			outbox_ack_timeout;
+int			outbox_connect_timeout;
+int			outbox_retry_base_delay;
+int			outbox_retry_max_delay;
+int			outbox_relay_memory;
+int			outbox_max_payload;
+int			outbox_max_open_aggregates;
+int			outbox_max_databases;
+#ifdef OUTBOX_TEST_POINTS
+int			outbox_test_feed_size;
+#endif
+
+static object_access_hook_type previous_object_access_hook = NULL;
+static ProcessUtility_hook_type previous_utility_hook = NULL;
+
+void		_PG_init(void);
+
+/* ---------------------------------------------------------------- settings */
+
+static bool
+check_subject_template(char **value, void **extra, GucSource source)
+{
+	const char *complaint = outbox_encode_check_template(*value);
+
+	if (complaint == NULL)
+		return true;
+	GUC_check_errdetail("The template %s.", complaint);
+	GUC_check_errhint("Example: \"outbox.{aggregate_type}.{aggregate_id}.{event_type}\".");
+	return false;
+}
+
+static bool
+check_stream(char **value, void **extra, GucSource source)
+{
+	if ((*value)[0] != '\0' && strlen(*value) < OUTBOX_TEXT_SIZE && strpbrk(*value, " .*>/\\\t\r\n") == NULL)
+		return true;
+	GUC_check_errdetail("A stream has a name of 1 to %d bytes without blanks, dots, wildcards and slashes.",
+						OUTBOX_TEXT_SIZE - 1);
+	return false;
+}
+
+/* Several URLs are separated by commas; a secret in it is never repeated in a message. */
+static bool
+check_nats_url(char **value, void **extra, GucSource source)
+{
+	char	   *copy = pstrdup(*value);
+	char	   *rest = copy;
+	char	   *url;
+	bool		valid = (*value)[0] != '\0';
+
+	while (valid && (url = strsep(&rest, ",")) != NULL)
+	{
+		while (*url == ' ')
+			url++;
+		valid = (strncmp(url, "nats://", 7) == 0 && url[7] != '\0') ||
+			(strncmp(url, "tls://", 6) == 0 && url[6] != '\0');
+	}
+	pfree(copy);
+	if (!valid)
+		GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
+	return valid;
+}
+
+static bool
+check_source(char **value, void **extra, GucSource source)
+{
+	if (strlen(*value) < OUTBOX_TEXT_SIZE)
+		return true;
+	GUC_check_errdetail("It has at most %d bytes.", OUTBOX_TEXT_SIZE - 1);
+	return false;
+}
+
+static void
+define_connection_settings(void)
+{
+	int			secret = GUC_SUPERUSER_ONLY;
+
+	DefineCustomStringVariable("outbox.nats_url", "NATS servers to publish to.",
+							   "Comma-separated nats:// or tls:// URLs; they may contain user and password.",
+							   &outbox_nats_url, "nats://127.0.0.1:4222", PGC_SUSET, secret, check_nats_url, NULL, NULL);
+	DefineCustomStringVariable("outbox.credentials_file", "NATS credentials file (.creds) with user JWT and key.",
+							   "Read again at every connection attempt.",
+							   &outbox_credentials_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.tls_ca_file", "Certificates of authorities that sign the NATS server's certificate.",
+							   "Empty: the system's.",
+							   &outbox_tls_ca_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.tls_cert_file", "Client certificate for the NATS server.", NULL,
+							   &outbox_tls_cert_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.tls_key_file", "Private key of the client certificate.", NULL,
+							   &outbox_tls_key_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.connect_timeout", "Time limit of one attempt to connect to NATS.", NULL,
+							&outbox_connect_timeout, 2000, 100, 60000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.stream", "JetStream stream that events must be stored in.",
+							   "An acknowledgement by another stream does not count.",
+							   &outbox_stream, "OUTBOX", PGC_SUSET, 0, check_stream, NULL, NULL);
+	DefineCustomBoolVariable("outbox.stream_create", "Creates the stream when it is missing.",
+							 "With file storage, the subjects of the template and a duplicate window of 2 minutes.",
+							 &outbox_stream_create, true, PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
+static void
+define_envelope_settings(void)
+{
+	DefineCustomStringVariable("outbox.subject_template", "Subject of events that were enqueued without one.",
+							   "Literal tokens and {aggregate_type}, {aggregate_id}, {event_type}, whose values are percent-encoded.",
+							   &outbox_subject_template, "outbox.{aggregate_type}.{aggregate_id}.{event_type}",
+							   PGC_SUSET, 0, check_subject_template, NULL, NULL);
+	DefineCustomStringVariable("outbox.cloudevents_source", "CloudEvents attribute \"source\" of all events.",
+							   "Empty: \"/outbox/\" and the database's name.",
+							   &outbox_cloudevents_source, "", PGC_SUSET, 0, check_source, NULL, NULL);
+	DefineCustomStringVariable("outbox.traceparent", "W3C trace context of the session's next events.",
+							   "Becomes the header \"traceparent\" of events enqueued without one.",
+							   &outbox_traceparent, "", PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.tracestate", "W3C trace state that goes with outbox.traceparent.", NULL,
+							   &outbox_tracestate, "", PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.max_payload", "Largest event that may be enqueued, payload and headers together.", NULL,
+							&outbox_max_payload, 1000000, 1024, 64 * 1024 * 1024, PGC_SUSET, GUC_UNIT_BYTE,
+							NULL, NULL, NULL);
+}
+
+static void
+define_relay_settings(void)
+{
+	DefineCustomIntVariable("outbox.max_in_flight", "Events sent to NATS and not yet acknowledged, at most.", NULL,
+							&outbox_max_in_flight, 1024, 1, 8192, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.ack_timeout", "Time after which an event without acknowledgement is sent again.", NULL,
+							&outbox_ack_timeout, 5000, 100, 3600000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.retry_base_delay", "Delay before the first retry; doubled with each further one.", NULL,
+							&outbox_retry_base_delay, 100, 1, 3600000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.retry_max_delay", "Longest delay between retries and between attempts to connect.", NULL,
+							&outbox_retry_max_delay, 30000, 1, 86400000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.relay_memory", "Memory for events that a relay has read and not yet published.",
+							"One event more than that may be held.",
+							&outbox_relay_memory, 64 * 1024, 1024, MAX_KILOBYTES, PGC_SUSET, GUC_UNIT_KB,
+							NULL, NULL, NULL);
+}
+
+/* Sizes of shared memory: fixed while the server runs. */
+static void
+define_server_settings(void)
+{
+	DefineCustomIntVariable("outbox.max_open_aggregates", "Aggregates with events in open transactions, at most.",
+							"For all databases together; each takes 24 bytes of shared memory.",
+							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
+							"Each takes about 150 kB of shared memory.",
+							&outbox_max_databases, 32, 1, 1024, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+#ifdef OUTBOX_TEST_POINTS
+	DefineCustomIntVariable("outbox.test_feed_size", "Ring size, for tests.", NULL,
+							&outbox_test_feed_size, OUTBOX_FEED_SIZE, 1, OUTBOX_FEED_SIZE, PGC_POSTMASTER, 0,
+							NULL, NULL, NULL);
+#endif
+}
+
+/* ------------------------------------------------------------------- hooks */
+
+/* An extension was created here (perhaps ours), or is being dropped. */
+static void
+object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, void *arg)
+{
+	if (previous_object_access_hook)
+		previous_object_access_hook(access, class_id, object_id, sub_id, arg);
+	if (class_id != ExtensionRelationId || IsBinaryUpgrade)
+		return;
+	if (access == OAT_POST_CREATE)
+		outbox_feed_extension_changes(false);
+	else if (access == OAT_DROP)
+	{
+		char	   *name = get_extension_name(object_id);
+
+		if (name != NULL && strcmp(name, OUTBOX_EXTENSION) == 0)
+			outbox_feed_extension_changes(true);
+	}
+}
+
+static void
+utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessUtilityContext context,
+		ParamListInfo params, QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
+{
+	bool		ends_prepared = false;
+
+	if (IsA(statement->utilityStmt, TransactionStmt))
+	{
+		TransactionStmtKind kind = ((TransactionStmt *) statement->utilityStmt)->kind;
+
+		ends_prepared = kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED;
+	}
+	outbox_launcher_before_utility(statement->utilityStmt);
+
+	if (previous_utility_hook)
+		previous_utility_hook(statement, query, read_only_tree, context, params, environment, receiver, completion);
+	else
+		standard_ProcessUtility(statement, query, read_only_tree, context, params, environment, receiver, completion);
+
+	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
+	if (ends_prepared)
+	{
+		OutboxDatabase *database = outbox_shmem_find(MyDatabaseId);
+
+		if (database != NULL)
+			outbox_shmem_wake_relay(database);
+	}
+}
+
+void
+_PG_init(void)
+{
+	define_connection_settings();
+	define_envelope_settings();
+	define_relay_settings();
+	if (!process_shared_preload_libraries_in_progress)
+	{
+		/* Loaded by a session: the settings that size shared memory don't exist. */
+		MarkGUCPrefixReserved("outbox");
+		return;
+	}
+	define_server_settings();
+	MarkGUCPrefixReserved("outbox");
+
+	outbox_shmem_install();
+	RegisterXactCallback(outbox_feed_xact_callback, NULL);
+	previous_object_access_hook = object_access_hook;
+	object_access_hook = object_access;
+	previous_utility_hook = ProcessUtility_hook;
+	ProcessUtility_hook = utility;
+	if (!IsBinaryUpgrade)
+		outbox_launcher_register();
+}

@@ -1,0 +1,185 @@
+/*
+ * outbox.h
+ *	  What the PostgreSQL side of outbox shares among its files: settings and
+ *	  the structures in shared memory.
+ *
+ * Locking of the shared structures:
+ *	- OutboxShared.lock guards the table of databases (which slot belongs to
+ *	  which database). Slots are handed out and taken back under it.
+ *	- OutboxDatabase.feed_mutex (a spinlock) guards the ring, the overflow
+ *	  range and nothing else.
+ *	- OutboxDatabase.status_lock guards the texts of the status.
+ *	- OutboxShared.prepared_lock guards the array of prepared transactions.
+ *	- Fields of type pg_atomic_* are written by the process named beside them
+ *	  and read by anyone without a lock.
+ */
+#ifndef OUTBOX_H
+#define OUTBOX_H
+
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "storage/spin.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+
+#define OUTBOX_SCHEMA "outbox"
+#define OUTBOX_EXTENSION "outbox"
+
+/* Children of the log and of the ledger, see sql/outbox--*.sql. */
+#define OUTBOX_CHILDREN 8
+
+/* Runs of positions that a transaction or a prepared transaction remembers. */
+#define OUTBOX_MAX_RUNS 16
+
+/* Pushed ranges that wait for the relay, per database. */
+#define OUTBOX_FEED_SIZE 1024
+
+/* Events that may be handed to the broker and not yet settled, per relay. */
+#define OUTBOX_MAX_CLAIMED 16384
+
+#define OUTBOX_TEXT_SIZE 256
+
+/* Positions lo..hi, inclusive. */
+typedef struct OutboxRange
+{
+	int64		lo;
+	int64		hi;
+} OutboxRange;
+
+typedef enum OutboxRelayState
+{
+	OUTBOX_RELAY_STOPPED,
+	OUTBOX_RELAY_STARTING,
+	OUTBOX_RELAY_CONNECTING,	/* no connection to NATS; the text says why */
+	OUTBOX_RELAY_STREAM_TROUBLE,	/* connected, but the stream isn't usable */
+	OUTBOX_RELAY_ACTIVE
+} OutboxRelayState;
+
+/* What outbox.status() shows; written by the relay only. */
+typedef struct OutboxRelayStatus
+{
+	OutboxRelayState state;
+	TimestampTz since;
+	char		server[OUTBOX_TEXT_SIZE];
+	char		stream[OUTBOX_TEXT_SIZE];
+	char		last_error[OUTBOX_TEXT_SIZE];
+	TimestampTz last_error_at;
+} OutboxRelayStatus;
+
+/* One database that has, or had, the extension. */
+typedef struct OutboxDatabase
+{
+	Oid			dboid;			/* InvalidOid: slot free */
+
+	/* Set once per start and per CREATE EXTENSION, see database.c. */
+	pg_atomic_uint32 ready_for; /* oid of the position sequence, 0: not ready */
+	pg_atomic_uint32 current_child;
+	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
+
+	/* Relay and launcher. */
+	pg_atomic_uint32 relay_pid;
+	pg_atomic_uint32 relay_procno;	/* valid while relay_pid is set */
+	pg_atomic_uint32 must_leave;	/* the relay shall go: extension or database changes */
+	TimestampTz no_relay_before;	/* guarded by OutboxShared.lock */
+
+	slock_t		feed_mutex;
+	uint32		feed_head;		/* next to write */
+	uint32		feed_tail;		/* next to read */
+	bool		overflow;		/* the ring was full: overflow_range was widened */
+	OutboxRange overflow_range;
+	OutboxRange feed[OUTBOX_FEED_SIZE];
+
+	LWLock		status_lock;
+	OutboxRelayStatus status;
+	pg_atomic_uint64 published; /* acks recorded since the server started */
+	pg_atomic_uint64 known_pending; /* events known to the relay that aren't terminal */
+	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
+	pg_atomic_uint64 in_flight; /* handed to the broker, no answer yet */
+	pg_atomic_uint64 oldest_pending;	/* TimestampTz of the oldest known pending event, 0: none */
+	pg_atomic_uint64 claimed[OUTBOX_MAX_CLAIMED];	/* positions handed to the broker and not settled, 0: free */
+} OutboxDatabase;
+
+/* A backend's promise: it holds no open position below bound. */
+typedef struct OutboxBackend
+{
+	pg_atomic_uint64 bound;		/* 0: none */
+	Oid			dboid;			/* written before bound */
+} OutboxBackend;
+
+/* The positions of a transaction that is, or was, prepared. */
+typedef struct OutboxPrepared
+{
+	FullTransactionId xid;		/* Invalid: entry free */
+	Oid			dboid;
+	int			run_count;
+	OutboxRange runs[OUTBOX_MAX_RUNS];
+} OutboxPrepared;
+
+typedef struct OutboxShared
+{
+	LWLock		lock;
+	LWLock		prepared_lock;
+	int			tranche;
+	int			database_count; /* slots, from outbox.max_databases */
+	int			backend_count;
+	int			prepared_count;
+	pg_atomic_uint32 launcher_procno;	/* valid while launcher_pid is set */
+	pg_atomic_uint32 launcher_pid;
+	pg_atomic_uint32 database_hint; /* raised when some database may have gained the extension */
+	OutboxDatabase *databases;
+	OutboxBackend *backends;
+	OutboxPrepared *prepared;
+} OutboxShared;
+
+/* shmem.c; NULL when the library isn't in shared_preload_libraries. */
+extern OutboxShared *outbox_shared;
+extern void outbox_shmem_install(void);
+extern OutboxDatabase *outbox_shmem_find(Oid dboid);
+extern OutboxDatabase *outbox_shmem_claim(Oid dboid);
+extern void outbox_shmem_free(Oid dboid);
+extern void outbox_shmem_wake_relay(OutboxDatabase *database);
+extern void outbox_shmem_wake_launcher(void);
+
+/* Settings, outbox.c; each is described where it is defined. */
+extern char *outbox_nats_url;
+extern char *outbox_credentials_file;
+extern char *outbox_tls_ca_file;
+extern char *outbox_tls_cert_file;
+extern char *outbox_tls_key_file;
+extern char *outbox_stream;
+extern bool outbox_stream_create;
+extern char *outbox_subject_template;
+extern char *outbox_cloudevents_source;
+extern char *outbox_traceparent;
+extern char *outbox_tracestate;
+extern int	outbox_max_in_flight;
+extern int	outbox_ack_timeout;
+extern int	outbox_connect_timeout;
+extern int	outbox_retry_base_delay;
+extern int	outbox_retry_max_delay;
+extern int	outbox_relay_memory;
+extern int	outbox_max_payload;
+extern int	outbox_max_open_aggregates;
+extern int	outbox_max_databases;
+#ifdef OUTBOX_TEST_POINTS
+extern int	outbox_test_feed_size;
+#endif
+
+/*
+ * Named places where tests stop a process (PROTOCOL: pause points). Nothing
+ * in a normal build.
+ */
+#ifdef OUTBOX_TEST_POINTS
+extern Size outbox_test_shmem_size(void);
+extern void outbox_test_shmem_init(void);
+extern void outbox_test_point(const char *name);
+#define OUTBOX_TEST_POINT(name) outbox_test_point(name)
+#else
+#define OUTBOX_TEST_POINT(name) ((void) 0)
+#endif
+
+#endif							/* OUTBOX_H */

@@ -1,0 +1,301 @@
+/*
+ * relay.c
+ *	  The process that publishes one database's events.
+ *
+ * The loop: take outcomes, read what is new, send what is ready, record what
+ * was acknowledged, sleep until the latch, the broker's descriptor or a timer.
+ * No transaction is open while it waits for the network. It ends by exit code
+ * 0 when it is not wanted (extension gone, asked to leave), by 1 otherwise;
+ * the launcher starts it again as needed.
+ */
+#include "outbox.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "aggregate_lock.h"
+#include "feed.h"
+#include "relay.h"
+
+/* In pg_locks: locktype advisory, objsubid 103: the relay of a database. */
+#define LOCK_CLASS_RELAY 103
+
+/* The net under lost wake-ups, and the pace of everything that isn't urgent. */
+#define IDLE_MS 5000
+#define WATERMARK_US INT64CONST(2000000)
+#define OLDEST_US INT64CONST(1000000)
+
+/* Read ahead of the broker by so many windows, not further: it is only memory. */
+#define READ_AHEAD 4
+
+static OutboxRelay relay;
+
+/* before_shmem_exit */
+static void
+leave(int code, Datum arg)
+{
+	OutboxDatabase *database = relay.database;
+
+	LWLockAcquire(&database->status_lock, LW_EXCLUSIVE);
+	database->status.state = OUTBOX_RELAY_STOPPED;
+	database->status.since = GetCurrentTimestamp();
+	LWLockRelease(&database->status_lock);
+	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
+		pg_atomic_write_u64(&database->claimed[i], 0);
+	pg_atomic_write_u64(&database->in_flight, 0);
+	pg_atomic_write_u32(&database->relay_pid, 0);
+}
+
+/*
+ * Whatever ALTER DATABASE or ALTER ROLE set as defaults must not reach our
+ * few statements.
+ */
+static void
+pin_session(void)
+{
+	static const char *const settings[][2] = {
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_deferrable", "off"},
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"row_security", "off"},
+		{"session_replication_role", "origin"},
+		{"synchronous_commit", "off"},
+		{"enable_indexscan", "on"},
+		{"enable_seqscan", "on"},
+		{"enable_hashjoin", "on"},
+		{"enable_nestloop", "on"},
+		{"max_parallel_workers_per_gather", "0"},
+		{"jit", "off"},
+	};
+
+	for (int i = 0; i < lengthof(settings); i++)
+		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/* The one relay of this database holds a lock for as long as its process lives. */
+static bool
+take_relay_lock(void)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, 0, 0, LOCK_CLASS_RELAY);
+	return LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL;
+}
+
+/* Registers in shared memory. False: there is nothing to do in this database. */
+static bool
+attach(void)
+{
+	const OutboxCatalog *catalog;
+
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	catalog = outbox_database_catalog(true);
+	if (catalog == NULL || !take_relay_lock())
+	{
+		if (catalog == NULL)
+			outbox_shmem_free(MyDatabaseId);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		return false;
+	}
+
+	relay.database = outbox_database_attach(catalog);
+	relay.started = GetCurrentTimestamp();
+	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);
+	relay.database->status.state = OUTBOX_RELAY_STARTING;
+	relay.database->status.since = relay.started;
+	LWLockRelease(&relay.database->status_lock);
+	pg_atomic_write_u32(&relay.database->must_leave, 0);
+	pg_atomic_write_u32(&relay.database->relay_procno, OUTBOX_MY_BACKEND_INDEX);
+	pg_write_barrier();
+	pg_atomic_write_u32(&relay.database->relay_pid, MyProcPid);
+	before_shmem_exit(leave, (Datum) 0);
+
+	outbox_store_load(&relay);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	return true;
+}
+
+static void
+publish_counts(TimestampTz now)
+{
+	static TimestampTz oldest_at = 0;
+	ScheduleCounts counts;
+	int64		oldest;
+
+	outbox_schedule_get_counts(relay.schedule, &counts);
+	pg_atomic_write_u64(&relay.database->known_pending, counts.held + counts.deferred + relay.acked_count);
+	if (counts.aggregates == 0)
+		pg_atomic_write_u64(&relay.database->oldest_pending, 0);
+	else if (now >= oldest_at)
+	{
+		/* A walk over all aggregates, so not each time. */
+		oldest = outbox_schedule_oldest(relay.schedule);
+		pg_atomic_write_u64(&relay.database->oldest_pending, oldest == PG_INT64_MAX ? 0 : oldest);
+		oldest_at = now + OLDEST_US;
+	}
+}
+
+/* Whether reading more serves anything now. */
+static bool
+should_read(bool woken)
+{
+	ScheduleCounts counts;
+
+	if (!relay.more_to_read && !woken && outbox_feed_is_empty(relay.database))
+		return false;
+	if (!outbox_schedule_has_room(relay.schedule))
+		return false;
+	outbox_schedule_get_counts(relay.schedule, &counts);
+	return counts.held < (int64) READ_AHEAD * outbox_max_in_flight;
+}
+
+/*
+ * What only a timer brings to light: prepared transactions that ended, numbers
+ * that were drawn without a push, wake-ups that got lost.
+ */
+static bool
+timer_work(TimestampTz now)
+{
+	static TimestampTz next = 0;
+	bool		prepared;
+
+	if (now < next)
+		return false;
+	next = now + IDLE_MS * INT64CONST(1000);
+
+	(void) outbox_feed_lowest_prepared(relay.database, &prepared);
+	if (relay.prepared_seen && !prepared)
+		outbox_aggregate_lock_sweep();
+	relay.prepared_seen = prepared;
+	return prepared || (int64) pg_atomic_read_u64(&relay.database->max_assigned) > relay.read_up_to;
+}
+
+/* Milliseconds to sleep at most. */
+static int
+time_to_sleep(TimestampTz now)
+{
+	TimestampTz until = now + IDLE_MS * INT64CONST(1000);
+	int			limit = outbox_publisher_wait_limit(&relay);
+
+	until = Min(until, relay.settle_at);
+	until = Min(until, outbox_schedule_next_timer(relay.schedule));
+	if (outbox_tracker_watermark(relay.tracker) < relay.read_up_to)
+		until = Min(until, relay.watermark_at);
+	if (until <= now)
+		return 0;
+	until = (until - now + 999) / 1000;
+	return limit >= 0 ? Min(limit, (int) until) : (int) until;
+}
+
+/* Sleeps; true if the latch was set. */
+static bool
+sleep_until_something(WaitEventSet *events)
+{
+	WaitEvent	event[2];
+	int			count;
+	bool		woken = false;
+	int			timeout = time_to_sleep(GetCurrentTimestamp());
+
+	if (relay.more_to_read && should_read(false))
+		timeout = 0;
+	count = WaitEventSetWait(events, timeout, event, lengthof(event), PG_WAIT_EXTENSION);
+	for (int i = 0; i < count; i++)
+	{
+		if (event[i].events & WL_LATCH_SET)
+		{
+			ResetLatch(MyLatch);
+			woken = true;
+		}
+	}
+	return woken;
+}
+
+static void
+reload_settings(void)
+{
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+	outbox_schedule_set_limits(relay.schedule, &(ScheduleLimits)
+							   {(size_t) outbox_relay_memory * 1024 / 2, 256});
+	outbox_publisher_configure(&relay);
+}
+
+/* One round. woken: somebody set the latch. */
+static void
+work(bool woken)
+{
+	TimestampTz now;
+
+	outbox_publisher_poll(&relay);
+	if (timer_work(GetCurrentTimestamp()))
+		woken = true;
+	if (should_read(woken))
+		outbox_store_read(&relay);
+	outbox_store_refill(&relay);
+	outbox_publisher_send(&relay);
+
+	now = GetCurrentTimestamp();
+	if (now >= relay.settle_at || relay.acked_count >= OUTBOX_SETTLE_BATCH || relay.free_claim_count == 0)
+		outbox_store_settle(&relay);
+	if (now >= relay.watermark_at)
+	{
+		outbox_store_advance_watermark(&relay);
+		relay.watermark_at = now + WATERMARK_US;
+	}
+	publish_counts(now);
+	outbox_publisher_report(&relay);
+}
+
+void
+OutboxRelayMain(Datum main_arg)
+{
+	WaitEventSet *events;
+	bool		woken = true;
+
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
+	pgstat_report_appname("outbox relay");
+	pin_session();
+	relay.settle_at = DT_NOEND;
+	if (!attach())
+		proc_exit(0);
+	outbox_publisher_start(&relay);
+
+	events = CreateWaitEventSet(OUTBOX_WAIT_SET_OWNER, 3);
+	AddWaitEventToSet(events, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
+	AddWaitEventToSet(events, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
+	AddWaitEventToSet(events, WL_SOCKET_READABLE, broker_fd(relay.broker), NULL, NULL);
+	relay.loop_context = AllocSetContextCreate(TopMemoryContext, "outbox relay", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(relay.loop_context);
+
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+			reload_settings();
+		if (pg_atomic_read_u32(&relay.database->must_leave))
+			proc_exit(0);
+		work(woken);
+		MemoryContextSwitchTo(relay.loop_context);
+		MemoryContextReset(relay.loop_context);
+		woken = sleep_until_something(events);
+	}
+}

@@ -1,0 +1,224 @@
+/*
+ * shmem.c
+ *	  The shared memory of outbox: its size, its start, and who owns which
+ *	  database slot.
+ *
+ * Everything is allocated at server start with a fixed size, because the
+ * commit callbacks that use it must not allocate or attach anything. It knows
+ * nothing of tables or of NATS.
+ */
+#include "outbox.h"
+
+#include "access/twophase.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/pmsignal.h"
+#include "storage/shmem.h"
+
+#include "aggregate_lock.h"
+
+OutboxShared *outbox_shared = NULL;
+
+static shmem_request_hook_type previous_request_hook = NULL;
+static shmem_startup_hook_type previous_startup_hook = NULL;
+
+static Size
+shared_size(void)
+{
+	Size		size = MAXALIGN(sizeof(OutboxShared));
+
+	size = add_size(size, mul_size(outbox_max_databases, MAXALIGN(sizeof(OutboxDatabase))));
+	size = add_size(size, mul_size(OUTBOX_BACKEND_COUNT, sizeof(OutboxBackend)));
+	size = add_size(size, mul_size(max_prepared_xacts, sizeof(OutboxPrepared)));
+	return MAXALIGN(size);
+}
+
+/* shmem_request_hook. */
+static void
+request(void)
+{
+	if (previous_request_hook)
+		previous_request_hook();
+	RequestAddinShmemSpace(shared_size());
+	RequestAddinShmemSpace(outbox_aggregate_lock_shmem_size());
+#ifdef OUTBOX_TEST_POINTS
+	RequestAddinShmemSpace(outbox_test_shmem_size());
+#endif
+}
+
+static void
+init_database(OutboxDatabase *database, int tranche)
+{
+	database->dboid = InvalidOid;
+	pg_atomic_init_u32(&database->ready_for, 0);
+	pg_atomic_init_u32(&database->current_child, 0);
+	pg_atomic_init_u64(&database->max_assigned, 0);
+	pg_atomic_init_u32(&database->relay_pid, 0);
+	pg_atomic_init_u32(&database->relay_procno, 0);
+	pg_atomic_init_u32(&database->must_leave, 0);
+	SpinLockInit(&database->feed_mutex);
+	LWLockInitialize(&database->status_lock, tranche);
+	pg_atomic_init_u64(&database->published, 0);
+	pg_atomic_init_u64(&database->known_pending, 0);
+	pg_atomic_init_u64(&database->read_up_to, 0);
+	pg_atomic_init_u64(&database->in_flight, 0);
+	pg_atomic_init_u64(&database->oldest_pending, 0);
+	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
+		pg_atomic_init_u64(&database->claimed[i], 0);
+}
+
+static void
+init_shared(OutboxShared *shared)
+{
+	char	   *place = (char *) shared + MAXALIGN(sizeof(OutboxShared));
+
+	memset(shared, 0, shared_size());
+	shared->tranche = LWLockNewTrancheId();
+	LWLockInitialize(&shared->lock, shared->tranche);
+	LWLockInitialize(&shared->prepared_lock, shared->tranche);
+	shared->database_count = outbox_max_databases;
+	shared->backend_count = OUTBOX_BACKEND_COUNT;
+	shared->prepared_count = max_prepared_xacts;
+	pg_atomic_init_u32(&shared->launcher_pid, 0);
+	pg_atomic_init_u32(&shared->launcher_procno, 0);
+	pg_atomic_init_u32(&shared->database_hint, 0);
+
+	shared->databases = (OutboxDatabase *) place;
+	place += mul_size(shared->database_count, MAXALIGN(sizeof(OutboxDatabase)));
+	shared->backends = (OutboxBackend *) place;
+	place += mul_size(shared->backend_count, sizeof(OutboxBackend));
+	shared->prepared = (OutboxPrepared *) place;
+
+	for (int i = 0; i < shared->database_count; i++)
+		init_database(&shared->databases[i], shared->tranche);
+	for (int i = 0; i < shared->backend_count; i++)
+		pg_atomic_init_u64(&shared->backends[i].bound, 0);
+}
+
+/* shmem_startup_hook; also run by a server that restarts after a crash. */
+static void
+startup(void)
+{
+	bool		found;
+
+	if (previous_startup_hook)
+		previous_startup_hook();
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	outbox_shared = ShmemInitStruct("outbox", shared_size(), &found);
+	if (!found)
+		init_shared(outbox_shared);
+	outbox_aggregate_lock_shmem_init(outbox_shared->tranche);
+#ifdef OUTBOX_TEST_POINTS
+	outbox_test_shmem_init();
+#endif
+	LWLockRelease(AddinShmemInitLock);
+
+	LWLockRegisterTranche(outbox_shared->tranche, "outbox");
+}
+
+/* From _PG_init, only while shared_preload_libraries are being loaded. */
+void
+outbox_shmem_install(void)
+{
+	previous_request_hook = shmem_request_hook;
+	shmem_request_hook = request;
+	previous_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = startup;
+}
+
+/* The slot of a database, or NULL. The caller holds OutboxShared.lock in any mode. */
+static OutboxDatabase *
+find_locked(Oid dboid)
+{
+	for (int i = 0; i < outbox_shared->database_count; i++)
+	{
+		if (outbox_shared->databases[i].dboid == dboid)
+			return &outbox_shared->databases[i];
+	}
+	return NULL;
+}
+
+/* The slot of a database, or NULL when it has none. */
+OutboxDatabase *
+outbox_shmem_find(Oid dboid)
+{
+	OutboxDatabase *database;
+
+	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+	database = find_locked(dboid);
+	LWLockRelease(&outbox_shared->lock);
+	return database;
+}
+
+/*
+ * The slot of a database, taken if it has none. ERROR when all slots belong
+ * to others.
+ */
+OutboxDatabase *
+outbox_shmem_claim(Oid dboid)
+{
+	OutboxDatabase *database = outbox_shmem_find(dboid);
+
+	if (database != NULL)
+		return database;
+
+	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
+	database = find_locked(dboid);
+	if (database == NULL && (database = find_locked(InvalidOid)) != NULL)
+	{
+		pg_atomic_write_u32(&database->ready_for, 0);
+		pg_atomic_write_u32(&database->must_leave, 0);
+		database->no_relay_before = 0;
+		database->feed_head = database->feed_tail = 0;
+		database->overflow = false;
+		memset(&database->status, 0, sizeof(database->status));
+		pg_atomic_write_u64(&database->published, 0);
+		pg_atomic_write_u64(&database->known_pending, 0);
+		pg_atomic_write_u64(&database->read_up_to, 0);
+		pg_atomic_write_u64(&database->oldest_pending, 0);
+		database->dboid = dboid;
+	}
+	LWLockRelease(&outbox_shared->lock);
+
+	if (database == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("too many databases use the extension \"%s\"", OUTBOX_EXTENSION),
+				 errdetail("All %d places are taken.", outbox_shared->database_count),
+				 errhint("Raise \"outbox.max_databases\" and restart the server.")));
+	return database;
+}
+
+/* Gives back the slot of a database that no longer exists; called by the launcher. */
+void
+outbox_shmem_free(Oid dboid)
+{
+	OutboxDatabase *database;
+
+	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
+	database = find_locked(dboid);
+	if (database != NULL && pg_atomic_read_u32(&database->relay_pid) == 0)
+		database->dboid = InvalidOid;
+	LWLockRelease(&outbox_shared->lock);
+}
+
+/*
+ * Wakes the relay of a database, if it has one. Safe in commit callbacks: the
+ * latch of a process that has gone belongs to another one by now, which is
+ * woken for nothing.
+ */
+void
+outbox_shmem_wake_relay(OutboxDatabase *database)
+{
+	if (pg_atomic_read_u32(&database->relay_pid) != 0)
+		SetLatch(outbox_proc_latch(pg_atomic_read_u32(&database->relay_procno)));
+}
+
+void
+outbox_shmem_wake_launcher(void)
+{
+	if (pg_atomic_read_u32(&outbox_shared->launcher_pid) != 0)
+		SetLatch(outbox_proc_latch(pg_atomic_read_u32(&outbox_shared->launcher_procno)));
+}

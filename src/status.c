@@ -1,0 +1,160 @@
+/*
+ * status.c
+ *	  What SQL sees of the relays, read from shared memory without touching a
+ *	  table.
+ */
+#include "outbox.h"
+
+#include "commands/dbcommands.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+
+#include "database.h"
+
+#define STATUS_COLUMNS 11
+
+PG_FUNCTION_INFO_V1(outbox_status);
+PG_FUNCTION_INFO_V1(outbox_in_flight_positions);
+
+static const char *
+state_in_words(OutboxRelayState state)
+{
+	switch (state)
+	{
+		case OUTBOX_RELAY_STOPPED:
+			return "not running";
+		case OUTBOX_RELAY_STARTING:
+			return "starting";
+		case OUTBOX_RELAY_CONNECTING:
+			return "not connected";
+		case OUTBOX_RELAY_STREAM_TROUBLE:
+			return "stream unavailable";
+		case OUTBOX_RELAY_ACTIVE:
+			return "active";
+	}
+	return "unknown";
+}
+
+static void
+put_text(Datum *values, bool *nulls, int column, const char *text)
+{
+	nulls[column] = text == NULL || text[0] == '\0';
+	if (!nulls[column])
+		values[column] = CStringGetTextDatum(text);
+}
+
+static void
+put_name(ReturnSetInfo *result, Datum *values, bool *nulls, Oid dboid)
+{
+	char	   *name = get_database_name(dboid);
+
+	nulls[0] = name == NULL;
+	if (name != NULL)
+		values[0] = DirectFunctionCall1(namein, CStringGetDatum(name));
+}
+
+/* Events known to the relay, and numbers that it has not read up to yet. */
+static int64
+backlog(OutboxDatabase *database)
+{
+	int64		unread = (int64) pg_atomic_read_u64(&database->max_assigned) -
+		(int64) pg_atomic_read_u64(&database->read_up_to);
+
+	return (int64) pg_atomic_read_u64(&database->known_pending) + Max(unread, 0);
+}
+
+static Datum
+age_of(TimestampTz since)
+{
+	return DirectFunctionCall2(timestamp_mi, TimestampTzGetDatum(GetCurrentTimestamp()), TimestampTzGetDatum(since));
+}
+
+static void
+put_database(ReturnSetInfo *result, OutboxDatabase *database)
+{
+	Datum		values[STATUS_COLUMNS] = {0};
+	bool		nulls[STATUS_COLUMNS] = {false};
+	int			pid = pg_atomic_read_u32(&database->relay_pid);
+	TimestampTz oldest = pg_atomic_read_u64(&database->oldest_pending);
+	OutboxRelayStatus status;
+
+	LWLockAcquire(&database->status_lock, LW_SHARED);
+	status = database->status;
+	LWLockRelease(&database->status_lock);
+
+	put_name(result, values, nulls, database->dboid);
+	nulls[1] = pid == 0;
+	values[1] = Int32GetDatum(pid);
+	put_text(values, nulls, 2, state_in_words(pid == 0 ? OUTBOX_RELAY_STOPPED : status.state));
+	nulls[3] = status.since == 0;
+	values[3] = TimestampTzGetDatum(status.since);
+	put_text(values, nulls, 4, status.server);
+	put_text(values, nulls, 5, status.stream);
+	values[6] = Int64GetDatum(backlog(database));
+	nulls[7] = oldest == 0;
+	if (oldest != 0)
+		values[7] = age_of(oldest);
+	values[8] = Int64GetDatum(pg_atomic_read_u64(&database->in_flight));
+	values[9] = Int64GetDatum(pg_atomic_read_u64(&database->published));
+	put_text(values, nulls, 10, status.last_error);
+	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+/* This database has no relay to show: say why. */
+static void
+put_nothing(ReturnSetInfo *result, const char *state)
+{
+	Datum		values[STATUS_COLUMNS] = {0};
+	bool		nulls[STATUS_COLUMNS];
+
+	memset(nulls, true, sizeof(nulls));
+	put_name(result, values, nulls, MyDatabaseId);
+	put_text(values, nulls, 2, state);
+	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+Datum
+outbox_status(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	bool		own = false;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (outbox_shared == NULL)
+	{
+		put_nothing(result, "library not preloaded");
+		return (Datum) 0;
+	}
+	for (int i = 0; i < outbox_shared->database_count; i++)
+	{
+		OutboxDatabase *database = &outbox_shared->databases[i];
+
+		if (!OidIsValid(database->dboid))
+			continue;
+		own = own || database->dboid == MyDatabaseId;
+		put_database(result, database);
+	}
+	if (!own)
+		put_nothing(result, "not running");
+	return (Datum) 0;
+}
+
+Datum
+outbox_in_flight_positions(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxDatabase *database = outbox_shared == NULL ? NULL : outbox_shmem_find(MyDatabaseId);
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	for (int i = 0; database != NULL && i < OUTBOX_MAX_CLAIMED; i++)
+	{
+		Datum		position = Int64GetDatum((int64) pg_atomic_read_u64(&database->claimed[i]));
+		bool		isnull = false;
+
+		if (DatumGetInt64(position) != 0)
+			tuplestore_putvalues(result->setResult, result->setDesc, &position, &isnull);
+	}
+	return (Datum) 0;
+}

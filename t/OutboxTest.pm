@@ -1,0 +1,529 @@
+# OutboxTest.pm
+#
+# What the TAP tests share: a private nats-server (package OutboxNats), and
+# clusters with the extension, waiting and checking (package OutboxTest).
+#
+#   use OutboxTest;
+#   my $nats = OutboxNats->start;
+#   my $node = new_cluster('main', nats => $nats);
+#   ... enqueue ...
+#   ok(wait_published($node, 'postgres', 10), 'all published');
+#   is_deeply([ check_order($nats, 'OUTBOX') ], [], 'in order');
+#   check_no_crash($node);
+#   done_testing();
+#
+# Run as a user that is not root:
+#   prove -I t -I $(dirname $(pg_config --pgxs))/../test/perl t/*.pl
+
+use strict;
+use warnings;
+
+##########################################################################
+package OutboxNats;
+
+use Carp;
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use IO::Select;
+use IO::Socket::INET;
+use IPC::Run;
+use MIME::Base64 qw(decode_base64);
+use POSIX qw(WNOHANG);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Time::HiRes qw(sleep time);
+
+my $tool = $ENV{NATSTOOL} // abs_path(dirname(__FILE__) . '/..') . '/test/tools/build/natstool';
+my $owner = $$;
+my @servers;
+
+# An interrupted test must reach the END block, too.
+foreach my $signal (qw(INT TERM))
+{
+	$SIG{$signal} //= sub { die "interrupted by SIG$signal" };
+}
+
+# Starts a nats-server on a port of its own and waits until it accepts clients.
+#   port, store_dir    default: a free port, a temporary directory
+#   jetstream          default 1
+#   max_payload        bytes
+#   user, password     that clients need; url() and natstool then have them
+#   authorization      what goes between the braces of that block, instead
+#   config             more lines for the configuration file
+#   name               of the server, and of its files
+sub start
+{
+	my ($class, %opt) = @_;
+	my $self = bless {
+		jetstream => 1,
+		host => '127.0.0.1',
+		name => 'nats' . (1 + @servers),
+		%opt
+	}, $class;
+
+	$self->{port} //= PostgreSQL::Test::Cluster::get_free_port();
+	$self->{dir} = PostgreSQL::Test::Utils::tempdir($self->{name});
+	$self->{store_dir} //= "$self->{dir}/store";
+	$self->{log} = "$PostgreSQL::Test::Utils::log_path/"
+	  . PostgreSQL::Test::Utils::basename($0) . "_$self->{name}.log";
+	push @servers, $self;
+	$self->write_config;
+	$self->_launch;
+	return $self;
+}
+
+# Writes the configuration file from the options; changed ones may be given.
+# In force after restart(), or after reload() where nats-server can do that.
+sub write_config
+{
+	my ($self, %changed) = @_;
+	my $config = '';
+	my $authorization;
+
+	$self->{$_} = $changed{$_} foreach keys %changed;
+	$authorization = $self->{authorization};
+	$config .= "listen: $self->{host}:$self->{port}\n";
+	$config .= "server_name: $self->{name}\n";
+	$config .= "max_payload: $self->{max_payload}\n" if defined $self->{max_payload};
+	$config .= "jetstream { store_dir: \"$self->{store_dir}\" }\n" if $self->{jetstream};
+	$authorization //= "user: \"$self->{user}\", password: \"$self->{password}\"" if defined $self->{user};
+	$config .= "authorization { $authorization }\n" if defined $authorization;
+	$config .= "$self->{config}\n" if defined $self->{config};
+	PostgreSQL::Test::Utils::append_to_file("$self->{dir}/new.conf", $config);
+	rename("$self->{dir}/new.conf", "$self->{dir}/nats.conf") or croak "could not rename: $!";
+	return;
+}
+
+sub _find_server
+{
+	foreach my $dir (split(/:/, $ENV{PATH} // ''), '/usr/sbin', '/usr/local/bin')
+	{
+		return "$dir/nats-server" if -x "$dir/nats-server";
+	}
+	croak 'nats-server not found';
+}
+
+# Asks the kernel to kill the server with us, should we end without an END block.
+sub _die_with_parent
+{
+	my %prctl = (x86_64 => 157, aarch64 => 167);
+	my $number = $prctl{ (POSIX::uname())[4] };
+
+	syscall($number, 1, POSIX::SIGKILL()) if defined $number;
+	return;
+}
+
+sub _launch
+{
+	my ($self) = @_;
+	my $server = _find_server();
+
+	$self->{pid} = fork() // croak "could not fork: $!";
+	if ($self->{pid} == 0)
+	{
+		$SIG{$_} = 'DEFAULT' foreach qw(INT TERM);
+		_die_with_parent();
+		open(STDIN, '<', '/dev/null');
+		open(STDOUT, '>>', $self->{log});
+		open(STDERR, '>&', \*STDOUT);
+		exec($server, '-c', "$self->{dir}/nats.conf") or POSIX::_exit(127);
+	}
+	return if $self->wait_until(30, sub { $self->_listens });
+
+	my $log = PostgreSQL::Test::Utils::slurp_file($self->{log});
+	$self->kill9;
+	croak "nats-server does not listen on port $self->{port}; its log:\n$log";
+}
+
+# The server greets with INFO once it is ready for clients.
+sub _listens
+{
+	my ($self) = @_;
+	my $socket = IO::Socket::INET->new(PeerAddr => "$self->{host}:$self->{port}", Timeout => 2);
+	my $greeting;
+
+	croak "nats-server ended at its start, see $self->{log}" if waitpid($self->{pid}, WNOHANG) != 0;
+	return 0 unless $socket;
+	return 0 unless IO::Select->new($socket)->can_read(2);
+	return sysread($socket, $greeting, 5) && $greeting eq 'INFO ';
+}
+
+# Polls; returns whether the condition came true in time.
+sub wait_until
+{
+	my ($self, $seconds, $condition) = @_;
+	my $end = time() + $seconds;
+
+	while (time() < $end)
+	{
+		return 1 if $condition->();
+		sleep(0.02);
+	}
+	return $condition->();
+}
+
+sub pid { return $_[0]->{pid} }
+sub port { return $_[0]->{port} }
+sub store_dir { return $_[0]->{store_dir} }
+
+# The server's own log (all its runs), as a path and as text.
+sub log_file { return $_[0]->{log} }
+sub log_content { return PostgreSQL::Test::Utils::slurp_file($_[0]->{log}) }
+
+sub _percent_encode
+{
+	my ($text) = @_;
+
+	$text =~ s/([^A-Za-z0-9_.~-])/sprintf('%%%02X', ord($1))/ge;
+	return $text;
+}
+
+# For outbox.nats_url; with user and password, percent-encoded, if there are any.
+sub url
+{
+	my ($self) = @_;
+	my $auth = '';
+
+	$auth = _percent_encode($self->{user}) . ':' . _percent_encode($self->{password}) . '@'
+	  if defined $self->{user};
+	return "nats://$auth$self->{host}:$self->{port}";
+}
+
+sub _tool_command
+{
+	my ($self, @args) = @_;
+	my @auth = defined $self->{user} ? ('--user', $self->{user}, '--password', $self->{password}) : ();
+
+	croak "$tool is missing: make -C test/tools" unless -x $tool;
+	return [ $tool, '-s', "nats://$self->{host}:$self->{port}", @auth, @args ];
+}
+
+sub _kill
+{
+	my ($self, $signal) = @_;
+
+	croak "nats-server \"$self->{name}\" is not running" unless defined $self->{pid};
+	kill($signal, $self->{pid}) or croak "could not send SIG$signal: $!";
+	return;
+}
+
+# Ends at once, as with a power cut of the process: nothing is flushed by it.
+sub kill9
+{
+	my ($self) = @_;
+
+	$self->_kill('KILL');
+	waitpid($self->{pid}, 0);
+	$self->{pid} = undef;
+	return;
+}
+
+# Ends in an orderly way; a frozen server is thawed for it.
+sub stop
+{
+	my ($self) = @_;
+	my $ended;
+
+	$self->_kill('TERM');
+	$self->_kill('CONT');
+	$ended = $self->wait_until(30, sub { waitpid($self->{pid}, WNOHANG) != 0 });
+	return $self->kill9 unless $ended;
+	$self->{pid} = undef;
+	return;
+}
+
+# Same port, same store; stops it first if it runs.
+sub restart
+{
+	my ($self) = @_;
+
+	$self->stop if defined $self->{pid};
+	$self->_launch;
+	return;
+}
+
+# Re-reads the configuration file, see write_config().
+sub reload
+{
+	my ($self) = @_;
+
+	$self->_kill('HUP');
+	return;
+}
+
+# Stops the process (not the connections), and returns when it stands still.
+sub freeze
+{
+	my ($self) = @_;
+
+	$self->_kill('STOP');
+	$self->wait_until(10, sub { $self->_state eq 'T' }) or croak 'nats-server does not stop';
+	return;
+}
+
+sub thaw
+{
+	my ($self) = @_;
+
+	$self->_kill('CONT');
+	return;
+}
+
+# The letter of the process state; the one after the name in parentheses.
+sub _state
+{
+	my ($self) = @_;
+	my ($state) = PostgreSQL::Test::Utils::slurp_file("/proc/$self->{pid}/stat") =~ /\) (\w) /;
+
+	return $state;
+}
+
+# Runs natstool against this server: (exit code, stdout, stderr).
+sub try_tool
+{
+	my ($self, @args) = @_;
+	my ($out, $err) = ('', '');
+
+	IPC::Run::run($self->_tool_command(@args), '<', \'', '>', \$out, '2>', \$err);
+	croak "natstool ended by signal $?" if $? & 127;
+	return ($? >> 8, $out, $err);
+}
+
+# The same; returns stdout, dies unless it worked.
+sub tool
+{
+	my ($self, @args) = @_;
+	my ($code, $out, $err) = $self->try_tool(@args);
+
+	croak "natstool @args: exit $code: $err" if $code != 0;
+	return $out;
+}
+
+# For a command that goes on while the test does something else, "subscribe" mostly:
+# an IPC::Run handle; its output grows in $$out. The caller calls ->finish on it.
+sub start_tool
+{
+	my ($self, $out, @args) = @_;
+	my $err = '';
+	my $handle = IPC::Run::start($self->_tool_command(@args), '<', \'', '>', $out, '2>', \$err);
+
+	IPC::Run::pump($handle) while $args[0] eq 'subscribe' && $err !~ /subscribed to/ && $handle->pumpable;
+	return $handle;
+}
+
+# Messages in the stream, or undef if there is no such stream:
+# { messages, first_seq, last_seq, bytes }
+sub info
+{
+	my ($self, $stream) = @_;
+	my ($code, $out, $err) = $self->try_tool('info', $stream);
+
+	return undef if $code == 1 && $err =~ /does not exist/;
+	croak "natstool info $stream: exit $code: $err" if $code != 0;
+	return { map { split(/=/, $_, 2) } split(' ', $out) };
+}
+
+sub _unescape
+{
+	my ($text) = @_;
+
+	$text =~ s/%([0-9A-F]{2})/chr(hex($1))/ge;
+	return $text;
+}
+
+# All messages now in the stream, in order, as a list of
+#   { seq, subject, msg_id, sha256, payload,
+#     headers => { key => first value }, all_headers => [ [key, value], ... ] }
+# Everything is bytes, not decoded from UTF-8. With a filter, only such subjects.
+sub dump
+{
+	my ($self, $stream, @filter) = @_;
+	my @messages;
+
+	foreach my $line (split(/\n/, $self->tool('dump', $stream, @filter)))
+	{
+		my ($seq, $subject, $msg_id, $sha256, $payload, @headers) = split(/\t/, $line, -1);
+		my @pairs = map { [ map { _unescape($_) } split(/=/, $_, 2) ] } @headers;
+
+		push @messages,
+		  {
+			seq => $seq,
+			subject => _unescape($subject),
+			msg_id => _unescape($msg_id),
+			sha256 => $sha256,
+			payload => decode_base64($payload),
+			headers => { map { @$_ } reverse @pairs },
+			all_headers => \@pairs,
+		  };
+	}
+	return @messages;
+}
+
+END
+{
+	# a forked child that ends must not take the servers along
+	if (defined $owner && $$ == $owner)
+	{
+		local $?;
+		foreach my $server (grep { defined $_->{pid} } @servers)
+		{
+			kill('KILL', $server->{pid});
+			waitpid($server->{pid}, 0);
+		}
+	}
+}
+
+##########################################################################
+package OutboxTest;
+
+use Carp;
+use Exporter 'import';
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order);
+
+# PostgreSQL::Test::Cluster needs pg_regress, which "make prove_installcheck"
+# of PGXS names in the environment and a bare "prove" does not.
+sub _find_pg_regress
+{
+	return if $ENV{PG_REGRESS};
+
+	my ($makefile) = run_command([ 'pg_config', '--pgxs' ]);
+
+	croak 'pg_config --pgxs does not tell where pg_regress is' unless $makefile =~ m{^(.*)/makefiles/};
+	$ENV{PG_REGRESS} = "$1/test/regress/pg_regress";
+	return;
+}
+
+# A running cluster with the extension in its "postgres" database.
+#   nats               an OutboxNats, or undef for a relay without a broker
+#   extra              lines for postgresql.conf; they win over the ones here
+#   allows_streaming   for standbys, see PostgreSQL::Test::Cluster
+#   create_extension   default 1
+# Besides PostgreSQL::Test::Cluster's own settings (fsync and
+# restart_after_crash are off there); wal_level is the server's default.
+sub new_cluster
+{
+	my ($name, %opt) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	_find_pg_regress();
+
+	my $conf = "shared_preload_libraries = 'outbox'\nmax_prepared_transactions = 10\n";
+
+	$node->init(allows_streaming => $opt{allows_streaming});
+	$conf .= "wal_level = replica\nmax_wal_senders = 10\n" unless $opt{allows_streaming};
+	$conf .= "outbox.nats_url = '" . $opt{nats}->url . "'\n" if $opt{nats};
+	$conf .= "$opt{extra}\n" if defined $opt{extra};
+	$node->append_conf('postgresql.conf', $conf);
+	$node->start;
+	$node->safe_psql('postgres', 'CREATE EXTENSION outbox') if $opt{create_extension} // 1;
+	return $node;
+}
+
+# Polls a query until it yields the text expected ("t" by default). Unlike
+# poll_query_until it survives a server that is down meanwhile, and is quiet.
+sub wait_for_query
+{
+	my ($node, $db, $query, %opt) = @_;
+	my $expected = $opt{expected} // 't';
+	my $end = time() + ($opt{timeout} // 60);
+	my ($code, $out, $err, $timed_out);
+
+	do
+	{
+		($code, $out, $err) = $node->psql($db, $query, timeout => 60, timed_out => \$timed_out);
+		return 1 if defined $code && $code == 0 && $out eq $expected;
+		sleep(0.05);
+	} while (time() < $end);
+
+	diag("waited in vain for \"$expected\" from: $query\nlast result: " . ($out // '') . "\nlast error: " . ($err // ''));
+	return 0;
+}
+
+# Waits until at least $count events are published; without a count, until none
+# is pending or processing any more (a failed one may remain). On failure it
+# prints outbox.status() and returns 0.
+sub wait_published
+{
+	my ($node, $db, $count, %opt) = @_;
+	my $condition =
+	  defined $count
+	  ? "count(*) FILTER (WHERE publish_state = 'published') >= $count"
+	  : "count(*) FILTER (WHERE publish_state IN ('pending', 'processing')) = 0";
+
+	return 1 if wait_for_query($node, $db, "SELECT $condition FROM outbox.events", %opt);
+	_print_status($node, $db);
+	return 0;
+}
+
+sub _print_status
+{
+	my ($node, $db) = @_;
+
+	foreach my $query (
+		'SELECT publish_state, count(*), min(position), max(position), max(last_error) FROM outbox.events GROUP BY 1',
+		'SELECT * FROM outbox.status()')
+	{
+		my ($code, $out, $err) = $node->psql($db, $query, timeout => 60, timed_out => \my $timed_out, extra_params => ['-x']);
+
+		diag("$query\n" . ($out // '') . ($err // ''));
+	}
+	return;
+}
+
+# The lines of the server log that a healthy server never writes, except those
+# that match the option "allow": the kills that the test itself has done.
+sub crash_lines
+{
+	my ($node, %opt) = @_;
+	my $bad = qr/terminated by signal|PANIC:|TRAP:|(?:Address|Thread|Leak|UndefinedBehavior)Sanitizer|runtime error:/;
+	my @lines = grep { $_ =~ $bad } split(/\n/, slurp_file($node->logfile));
+
+	@lines = grep { $_ !~ $opt{allow} } @lines if defined $opt{allow};
+	return @lines;
+}
+
+# A test point of its own, to end each test with.
+sub check_no_crash
+{
+	my ($node, %opt) = @_;
+	my @lines = crash_lines($node, %opt);
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	ok(!@lines, $opt{name} // ('nothing crashed in ' . $node->name)) or diag(join("\n", @lines));
+	return !@lines;
+}
+
+# The promise of order: per aggregate, the first copies (of each Nats-Msg-Id)
+# have rising positions in the stream. Returns what contradicts it, in words; a
+# message that lacks what it takes to tell is a contradiction, too.
+sub check_order
+{
+	my ($nats, $stream) = @_;
+	my (%seen, %last, @violations);
+
+	foreach my $message ($nats->dump($stream))
+	{
+		my ($type, $subject, $sequence) = @{ $message->{headers} }{qw(ce-aggregatetype ce-subject ce-sequence)};
+		my $at = "at sequence $message->{seq}";
+
+		if ($message->{msg_id} eq '' || !defined $type || !defined $subject || ($sequence // '') !~ /^\d+$/)
+		{
+			push @violations, "$at: Nats-Msg-Id, ce-aggregatetype, ce-subject or ce-sequence is missing";
+			next;
+		}
+		next if $seen{ $message->{msg_id} }++;
+
+		my $before = $last{$type}{$subject};
+		push @violations, "$at: $type $subject: position $sequence after $before"
+		  if defined $before && $sequence <= $before;
+		$last{$type}{$subject} = $sequence if !defined $before || $sequence > $before;
+	}
+	return @violations;
+}
+
+1;

@@ -1,0 +1,404 @@
+/*
+ * harness.c
+ *	  See harness.h.
+ */
+#define _GNU_SOURCE
+
+#include "harness.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+Tally		tally;
+char		publish_error[BROKER_TEXT_SIZE];
+
+static int	tests_run;
+static int	tests_failed;
+static uint64_t next_id;
+
+int64_t
+clock_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t) now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static void
+die(const char *what)
+{
+	printf("Bail out! %s\n", what);
+	exit(2);
+}
+
+void
+ok(bool passed, const char *format,...)
+{
+	va_list		arguments;
+
+	printf("%sok %d - ", passed ? "" : "not ", ++tests_run);
+	va_start(arguments, format);
+	vprintf(format, arguments);
+	va_end(arguments);
+	printf("\n");
+	fflush(stdout);
+	if (!passed)
+		tests_failed++;
+}
+
+int
+done_testing(void)
+{
+	printf("1..%d\n", tests_run);
+	return tests_failed == 0 ? 0 : 1;
+}
+
+int
+open_descriptors(void)
+{
+	DIR		   *folder = opendir("/proc/self/fd");
+	int			count = 0;
+
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count - 3;			/* ".", "..", the folder itself */
+}
+
+static int
+free_port(void)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t	size = sizeof(address);
+	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (bind(fd, (struct sockaddr *) &address, size) != 0 ||
+		getsockname(fd, (struct sockaddr *) &address, &size) != 0)
+		die("no free port");
+	close(fd);
+	return ntohs(address.sin_port);
+}
+
+void
+server_create(Server *server)
+{
+	server->pid = 0;
+	server->port = free_port();
+	strcpy(server->folder, "/tmp/broker_test.XXXXXX");
+	if (mkdtemp(server->folder) == NULL)
+		die("mkdtemp failed");
+	server_configure(server, "");
+}
+
+/* Writes the configuration file; extra is appended. Takes effect at the next start. */
+void
+server_configure(Server *server, const char *extra)
+{
+	char		path[128];
+	FILE	   *file;
+
+	snprintf(path, sizeof(path), "%s/nats.conf", server->folder);
+	file = fopen(path, "w");
+	if (file == NULL)
+		die("can't write nats.conf");
+	fprintf(file, "host: 127.0.0.1\nport: %d\nlog_file: \"%s/log\"\n"
+			"jetstream { store_dir: \"%s/js\" }\n%s\n",
+			server->port, server->folder, server->folder, extra);
+	fclose(file);
+}
+
+static bool
+accepts(int port)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) port),
+	.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+	bool		accepted = connect(fd, (struct sockaddr *) &address, sizeof(address)) == 0;
+
+	close(fd);
+	return accepted;
+}
+
+void
+server_start(Server *server)
+{
+	char		path[128];
+	sigset_t	none;
+
+	snprintf(path, sizeof(path), "%s/nats.conf", server->folder);
+	sigemptyset(&none);
+	server->pid = fork();
+	if (server->pid == 0)
+	{
+		/* Nothing outlives a test program that is killed. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		sigprocmask(SIG_SETMASK, &none, NULL);
+		execlp("nats-server", "nats-server", "-c", path, (char *) NULL);
+		execl("/usr/sbin/nats-server", "nats-server", "-c", path, (char *) NULL);
+		_exit(127);
+	}
+	for (int i = 0; i < 1000; i++)
+	{
+		if (accepts(server->port))
+			return;
+		if (waitpid(server->pid, NULL, WNOHANG) == server->pid)
+			die("nats-server did not start");
+		usleep(10000);
+	}
+	die("nats-server does not listen");
+}
+
+void
+server_kill(Server *server)
+{
+	if (server->pid == 0)
+		return;
+	kill(server->pid, SIGKILL);
+	waitpid(server->pid, NULL, 0);
+	server->pid = 0;
+}
+
+void
+server_remove(Server *server)
+{
+	char		command[128];
+
+	server_kill(server);
+	snprintf(command, sizeof(command), "rm -rf %s", server->folder);
+	if (system(command) != 0)
+		die("rm failed");
+}
+
+static bool
+read_until(int fd, const char *wanted)
+{
+	char		buffer[65536];
+	size_t		used = 0;
+	struct pollfd wait = {.fd = fd, .events = POLLIN};
+
+	while (used + 1 < sizeof(buffer) && poll(&wait, 1, 5000) == 1)
+	{
+		ssize_t		got = read(fd, buffer + used, sizeof(buffer) - 1 - used);
+
+		if (got <= 0)
+			return false;
+		used += (size_t) got;
+		buffer[used] = '\0';
+		if (strstr(buffer, wanted) != NULL)
+			return true;
+	}
+	return false;
+}
+
+/* Sends one request over a connection of its own, in plain NATS protocol. */
+void
+server_api(Server *server, const char *subject, const char *payload)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
+	.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (connect(fd, (struct sockaddr *) &address, sizeof(address)) != 0 || !read_until(fd, "INFO"))
+		die("server_api can't connect");
+	dprintf(fd, "CONNECT {\"verbose\":false}\r\nSUB _ANSWER 1\r\nPUB %s _ANSWER %zu\r\n%s\r\n",
+			subject, strlen(payload), payload);
+	if (!read_until(fd, "_response\""))
+		die("server_api got no answer");
+	close(fd);
+}
+
+BrokerConfig
+base_config(const Server *server)
+{
+	static char url[128];
+	BrokerConfig config = {0};
+
+	snprintf(url, sizeof(url), "nats://127.0.0.1:%d", server->port);
+	config.url = url;
+	config.client_name = "broker_test";
+	config.stream = "OUTBOX";
+	config.stream_subjects = "outbox.>";
+	config.stream_create = true;
+	config.duplicate_window_ms = 120000;
+	config.ack_timeout_ms = 5000;
+	config.connect_timeout_ms = 2000;
+	config.reconnect_base_ms = 50;
+	config.reconnect_max_ms = 400;
+	config.max_in_flight = 1024;
+	return config;
+}
+
+void
+tally_reset(void)
+{
+	memset(&tally, 0, sizeof(tally));
+}
+
+int
+outcomes(void)
+{
+	int			sum = 0;
+
+	for (int kind = 0; kind < 6; kind++)
+		sum += tally.count[kind];
+	return sum;
+}
+
+static void
+note_call(int64_t begin_us)
+{
+	int64_t		took_us = clock_us() - begin_us;
+
+	if (took_us > tally.longest_call_us)
+		tally.longest_call_us = took_us;
+}
+
+static void
+count_outcome(const BrokerOutcome *outcome)
+{
+	unsigned char *seen = outcome->cookie;
+
+	if ((*seen)++ != 0)
+		tally.twice++;
+	tally.count[outcome->kind]++;
+	if (outcome->duplicate)
+		tally.duplicates++;
+	if (outcome->sequence > tally.max_sequence)
+		tally.max_sequence = outcome->sequence;
+	if (outcome->kind != BROKER_ACKED)
+	{
+		tally.last_code = outcome->code;
+		memcpy(tally.last_text, outcome->text, sizeof(tally.last_text));
+	}
+}
+
+/* Waits as the relay does, then polls until there is nothing more. */
+void
+step(Broker *broker, int max_wait_ms)
+{
+	BrokerOutcome list[64];
+	struct pollfd wait = {.fd = broker_fd(broker), .events = POLLIN};
+	int			within = broker_poll_within(broker);
+	int			count;
+
+	if (within < 0 || within > max_wait_ms)
+		within = max_wait_ms;
+	poll(&wait, 1, within);
+	do
+	{
+		int64_t		begin_us = clock_us();
+
+		count = broker_poll(broker, list, 64);
+		note_call(begin_us);
+		for (int i = 0; i < count; i++)
+			count_outcome(&list[i]);
+	} while (count == 64);
+}
+
+static bool
+in_state(const Broker *broker, BrokerState state)
+{
+	BrokerStatus status;
+
+	broker_get_status(broker, &status);
+	return status.state == state;
+}
+
+bool
+wait_state(Broker *broker, BrokerState state, int timeout_ms)
+{
+	int64_t		until = clock_us() + (int64_t) timeout_ms * 1000;
+
+	while (!in_state(broker, state))
+	{
+		if (clock_us() > until)
+			return false;
+		step(broker, 100);
+	}
+	return true;
+}
+
+/* Waits until nothing is in flight. */
+bool
+wait_quiet(Broker *broker, int timeout_ms)
+{
+	int64_t		until = clock_us() + (int64_t) timeout_ms * 1000;
+	BrokerStatus status;
+
+	for (;;)
+	{
+		broker_get_status(broker, &status);
+		if (status.in_flight == 0)
+			return true;
+		if (clock_us() > until)
+			return false;
+		step(broker, 100);
+	}
+}
+
+Broker *
+online_broker(const Server *server)
+{
+	Broker	   *broker = broker_create();
+	BrokerConfig config = base_config(server);
+
+	if (broker == NULL || !broker_configure(broker, &config))
+		die("no broker");
+	if (!wait_state(broker, BROKER_ONLINE, 10000))
+		die("the broker does not get online");
+	return broker;
+}
+
+/* id NULL: a new one. expected_stream NULL: no such header. */
+BrokerPublishResult
+publish(Broker *broker, const char *subject, const char *id, const char *expected_stream, int size)
+{
+	static char data[2 * 1024 * 1024];
+	char		own_id[32];
+	BrokerHeader headers[2] = {{"Nats-Msg-Id", id}, {"Nats-Expected-Stream", expected_stream}};
+	BrokerMessage message = {.subject = subject, .headers = headers, .data = data, .data_len = size};
+	int64_t		begin_us = clock_us();
+	BrokerPublishResult result;
+	int			code = -1;
+
+	if (id == NULL)
+	{
+		snprintf(own_id, sizeof(own_id), "%d-%llu", (int) getpid(), (unsigned long long) ++next_id);
+		headers[0].value = own_id;
+	}
+	message.header_count = expected_stream != NULL ? 2 : 1;
+	publish_error[0] = '\0';
+	result = broker_publish(broker, &message, &tally.seen[tally.published], &code, publish_error);
+	note_call(begin_us);
+	if (result == BROKER_PUBLISH_OK)
+		tally.published++;
+	return result;
+}
+
+/* Publishes without waiting and flushes; returns how many were taken. */
+int
+publish_many(Broker *broker, const char *subject, int count, int size)
+{
+	int64_t		begin_us;
+	int			taken = 0;
+
+	while (taken < count && publish(broker, subject, NULL, NULL, size) == BROKER_PUBLISH_OK)
+		taken++;
+	begin_us = clock_us();
+	broker_flush(broker);
+	note_call(begin_us);
+	return taken;
+}

@@ -1,0 +1,124 @@
+/*
+ * schedule_fixture.h
+ *	  What the tests of the schedule share: allocations that fail on demand,
+ *	  reproducible random numbers, events.
+ *
+ * The Makefile wraps malloc and calloc for these tests.
+ */
+#ifndef OUTBOX_SCHEDULE_FIXTURE_H
+#define OUTBOX_SCHEDULE_FIXTURE_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "schedule.h"
+#include "unit.h"
+
+#define SECOND INT64_C(1000000)
+
+/* Allocations that still succeed; -1: all do. */
+static int	allocations_left = -1;
+
+extern void *__real_malloc(size_t size);
+extern void *__real_calloc(size_t n, size_t size);
+extern void *__wrap_malloc(size_t size);
+extern void *__wrap_calloc(size_t n, size_t size);
+
+static inline bool
+allocation_fails(void)
+{
+	if (allocations_left > 0)
+		allocations_left--;
+	else if (allocations_left == 0)
+		return true;
+	return false;
+}
+
+void *
+__wrap_malloc(size_t size)
+{
+	return allocation_fails() ? NULL : __real_malloc(size);
+}
+
+void *
+__wrap_calloc(size_t n, size_t size)
+{
+	return allocation_fails() ? NULL : __real_calloc(n, size);
+}
+
+static inline uint64_t
+mix(uint64_t x)
+{
+	x += UINT64_C(0x9e3779b97f4a7c15);
+	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return x ^ (x >> 31);
+}
+
+static uint64_t random_state;
+
+static inline uint64_t
+next_random(void)
+{
+	return mix(random_state++);
+}
+
+/* 0 .. n - 1 */
+static inline int
+below(int n)
+{
+	return (int) (next_random() % (uint64_t) n);
+}
+
+static inline bool
+one_in(int n)
+{
+	return below(n) == 0;
+}
+
+static inline SchedEvent *
+new_event(uint64_t aggregate, int64_t position)
+{
+	SchedEvent *event = calloc(1, sizeof(SchedEvent));
+
+	event->aggregate = aggregate;
+	event->position = position;
+	event->created = position * 10;
+	event->bytes = 100;
+	return event;
+}
+
+static inline ScheduleCounts
+counts_of(const Schedule *schedule)
+{
+	ScheduleCounts counts;
+
+	outbox_schedule_get_counts(schedule, &counts);
+	return counts;
+}
+
+static inline bool
+is_empty(const Schedule *schedule)
+{
+	ScheduleCounts counts = counts_of(schedule);
+
+	return counts.held == 0 && counts.in_flight == 0 && counts.deferred == 0 && counts.aggregates == 0 &&
+		counts.waiting == 0 && counts.bytes == 0;
+}
+
+/* The position of the next event, which is done at once; -1: none ready. */
+static inline int64_t
+take_done(Schedule *schedule, int64_t now)
+{
+	SchedEvent *event = outbox_schedule_next(schedule, now);
+	int64_t		position = -1;
+
+	if (event != NULL)
+	{
+		position = event->position;
+		outbox_schedule_done(schedule, event, now);
+	}
+	return position;
+}
+
+#endif							/* OUTBOX_SCHEDULE_FIXTURE_H */
