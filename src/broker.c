@@ -178,6 +178,7 @@ drop_link(Broker *broker, const char *reason)
 		broker->reconnect.pause_us = 0;
 	lose_waiting(broker, reason);
 	discard_replies(broker);
+	broker_trash_empty(&broker->trash);
 	broker_link_drop(broker->link);
 	broker->link = NULL;
 	broker->stream_text[0] = '\0';
@@ -528,7 +529,6 @@ broker_poll(Broker *broker, BrokerOutcome *outcomes, int max)
 	}
 	if (count == max)
 		broker_wake(broker->post->wake_fd);
-	broker_trash_empty(&broker->trash);
 	return count;
 }
 
@@ -636,8 +636,6 @@ broker_destroy(Broker *broker, int grace_ms)
 
 	abandon_attempt(broker);
 	drop_link(broker, "the broker is being closed");
-	discard_replies(broker);
-	broker_trash_empty(&broker->trash);
 	alone = broker_post_wait(post, grace_ms);
 	close(broker->epoll_fd);
 	broker_settings_release(broker->settings);

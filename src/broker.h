@@ -3,7 +3,7 @@
  *	  The relay's view of NATS JetStream: a connection that looks after itself,
  *	  and one outcome for every message handed to it.
  *
- * broker.c is the only file that knows nats.h, and it must not know
+ * broker*.c are the only files that know nats.h, and they must not know
  * postgres.h: plain C11 and pthreads, malloc only, errors as values. Every
  * function here is called from one thread (the relay's main thread) with all
  * signals blocked; whatever the library does on its own threads stays behind
@@ -77,7 +77,8 @@ typedef struct BrokerOutcome
 	uint64_t	sequence;		/* ACKED: the stream's sequence */
 	int			code;			/* REFUSED: JetStream err_code (10077 ...), else 0 */
 	int			round_trip_us;	/* ACKED: from broker_publish() to the ack */
-	char		text[BROKER_TEXT_SIZE];	/* all but ACKED: what happened, in words, never a secret */
+	char		text[BROKER_TEXT_SIZE];	/* all but ACKED: what happened, in words: printable
+										 * ASCII, never a secret */
 } BrokerOutcome;
 
 typedef enum BrokerState
@@ -102,7 +103,8 @@ typedef struct BrokerStatus
 typedef enum BrokerPublishResult
 {
 	BROKER_PUBLISH_OK,			/* an outcome will follow */
-	BROKER_PUBLISH_FULL,		/* max_in_flight reached: poll first */
+	BROKER_PUBLISH_FULL,		/* max_in_flight reached, or megabytes wait for the
+								 * socket: flush and poll first */
 	BROKER_PUBLISH_OFFLINE,		/* not connected: nothing was taken */
 	BROKER_PUBLISH_REFUSED		/* can't be sent as it is (over max_payload, bad subject):
 								 * code and text are filled in, no outcome follows */

@@ -25,46 +25,31 @@
 #define MAX_SERVERS 32
 
 
-/*
- * Splits the comma-separated URLs in place. Each gets a scheme, because that is
- * what the masking of credentials goes by.
- */
 static natsStatus
 set_servers(natsOptions *options, const char *url)
 {
 	const char *servers[MAX_SERVERS];
-	char	   *list = malloc(strlen(url) + 1 + MAX_SERVERS * sizeof("nats://"));
-	char	   *used = list;
+	char	   *list = strdup(url);
+	char	   *rest = list;
+	char	   *server;
 	int			count = 0;
 	natsStatus	status;
 
 	if (list == NULL)
 		return NATS_NO_MEMORY;
-	while (*url != '\0' && count < MAX_SERVERS)
-	{
-		size_t		len;
-
-		url += strspn(url, ", \t");
-		len = strcspn(url, ", \t");
-		if (len == 0)
-			break;
-		servers[count++] = used;
-		if (memmem(url, len, "://", 3) == NULL)
-			used = stpcpy(used, "nats://");
-		used = mempcpy(used, url, len);
-		*used++ = '\0';
-		url += len;
-	}
-	status = count == 0 ? NATS_INVALID_ARG : natsOptions_SetServers(options, servers, count);
+	while (count < MAX_SERVERS && (server = strsep(&rest, ",")) != NULL)
+		servers[count++] = server;
+	status = natsOptions_SetServers(options, servers, count);
 	free(list);
 	return status;
 }
 
 static natsStatus
-set_tls(natsOptions *options, const BrokerConfig *config)
+set_tls(natsOptions *options, const BrokerSettings *settings)
 {
+	const BrokerConfig *config = &settings->config;
 	natsStatus	status = NATS_OK;
-	bool		wanted = strstr(config->url, "tls://") != NULL;
+	bool		wanted = strstr(settings->url, "tls://") != NULL;
 
 	if (config->tls_ca_file[0] != '\0')
 	{
@@ -84,19 +69,20 @@ set_tls(natsOptions *options, const BrokerConfig *config)
 
 /* NULL and *error when the configuration can't be used. */
 static natsOptions *
-make_options(const BrokerConfig *config, char *error)
+make_options(const BrokerSettings *settings, char *error)
 {
+	const BrokerConfig *config = &settings->config;
 	natsOptions *options = NULL;
 	natsStatus	status = natsOptions_Create(&options);
 
 	if (status == NATS_OK)
-		status = set_servers(options, config->url);
+		status = set_servers(options, settings->url);
 	if (status == NATS_OK && config->client_name[0] != '\0')
 		status = natsOptions_SetName(options, config->client_name);
 	if (status == NATS_OK && config->credentials_file[0] != '\0')
 		status = natsOptions_SetUserCredentialsFromFiles(options, config->credentials_file, NULL);
 	if (status == NATS_OK)
-		status = set_tls(options, config);
+		status = set_tls(options, settings);
 	if (status == NATS_OK)
 		status = natsOptions_SetTimeout(options, config->connect_timeout_ms);
 	if (status == NATS_OK)
@@ -127,9 +113,9 @@ end_denied_request(natsConnection *nc, natsSubscription *sub, natsStatus status,
 }
 
 static natsConnection *
-connect_for_stream(const BrokerConfig *config, char *error)
+connect_for_stream(const BrokerSettings *settings, char *error)
 {
-	natsOptions *options = make_options(config, error);
+	natsOptions *options = make_options(settings, error);
 	natsConnection *nc = NULL;
 	natsStatus	status;
 
@@ -137,11 +123,11 @@ connect_for_stream(const BrokerConfig *config, char *error)
 		return NULL;
 	status = natsOptions_SetErrorHandler(options, end_denied_request, NULL);
 	if (status == NATS_OK)
-		status = natsOptions_SetWriteDeadline(options, config->connect_timeout_ms);
+		status = natsOptions_SetWriteDeadline(options, settings->config.connect_timeout_ms);
 	if (status == NATS_OK)
 		status = natsConnection_Connect(&nc, options);
 	if (status != NATS_OK)
-		broker_text(error, "could not connect to %s: %s", config->url, broker_nats_error(status));
+		broker_text(error, "could not connect to %s: %s", settings->shown_url, broker_nats_error(status));
 	natsOptions_Destroy(options);
 	return status == NATS_OK ? nc : NULL;
 }
@@ -214,7 +200,7 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 static bool
 visit_stream(BrokerAttempt *attempt)
 {
-	natsConnection *nc = connect_for_stream(&attempt->settings->config, attempt->error);
+	natsConnection *nc = connect_for_stream(attempt->settings, attempt->error);
 	jsCtx	   *js = NULL;
 	natsStatus	status;
 
@@ -233,7 +219,7 @@ visit_stream(BrokerAttempt *attempt)
 static void
 open_link(BrokerAttempt *attempt)
 {
-	natsOptions *options = make_options(&attempt->settings->config, attempt->error);
+	natsOptions *options = make_options(attempt->settings, attempt->error);
 
 	if (options == NULL)
 		return;
@@ -329,7 +315,7 @@ broker_attempt_limit_us(const BrokerSettings *settings)
 {
 	int64_t		steps = 2 + 3;
 
-	for (const char *c = settings->config.url; *c != '\0'; c++)
+	for (const char *c = settings->url; *c != '\0'; c++)
 		steps += *c == ',' ? 2 : 0;
 	return steps * settings->config.connect_timeout_ms * 1000 + 2000000;
 }

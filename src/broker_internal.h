@@ -35,6 +35,9 @@
 #define BROKER_MAX_SLOTS		65536
 #define BROKER_REPLY_SUBJECT_SIZE 96
 
+/* With more than this waiting for the socket, broker_publish() takes nothing. */
+#define BROKER_MAX_UNSENT		(8 << 20)
+
 /*
  * Where all threads wake the main thread, and where it waits for them at the
  * end. holders counts the broker itself, attempts, links. Guarded by lock,
@@ -53,6 +56,8 @@ typedef struct BrokerSettings
 {
 	atomic_int	holders;
 	BrokerConfig config;
+	char	   *url;			/* config.url with a scheme on each, separated by single commas */
+	char	   *shown_url;		/* the same without credentials, for texts */
 } BrokerSettings;
 
 /* One try at connecting (or, connect false, at the stream only), with its own thread. */
@@ -125,6 +130,7 @@ typedef struct BrokerQueued
 {
 	struct BrokerQueued *next;
 	natsMsg    *msg;
+	int64_t		bytes;
 	uint32_t	slot;
 	uint32_t	generation;
 } BrokerQueued;
@@ -154,6 +160,7 @@ typedef struct BrokerLink
 	/* driver only, but the two times are read by the main thread */
 	_Atomic int64_t last_read_us;
 	_Atomic int64_t writing_since_us;	/* bytes wait for the socket since; 0: none do */
+	_Atomic int64_t unsent_bytes;	/* taken from broker_publish() and not yet written, roughly */
 
 	/*
 	 * The main thread holds the gate while the library parses what was read:
@@ -190,7 +197,6 @@ typedef struct BrokerLink
 extern int64_t broker_now_us(void);
 extern int64_t broker_wall_us(void);
 extern void broker_text(char *target, const char *format,...) __attribute__((format(printf, 2, 3)));
-extern void broker_text_mask(char *text);
 extern const char *broker_nats_error(natsStatus status);
 extern BrokerSettings *broker_settings_create(const BrokerConfig *config);
 extern BrokerSettings *broker_settings_hold(BrokerSettings *settings);
@@ -254,7 +260,7 @@ extern void broker_flight_report_lost(BrokerFlight *flight, BrokerOutcome *outco
 
 /* broker_pump.c */
 extern bool broker_pump_start(BrokerLink *link);
-extern BrokerPublishResult broker_pump_publish(BrokerLink *link, natsMsg *msg,
+extern BrokerPublishResult broker_pump_publish(BrokerLink *link, natsMsg *msg, int64_t bytes,
 											   uint32_t slot, uint32_t generation);
 extern void broker_pump_stop(BrokerLink *link);
 

@@ -308,7 +308,7 @@ broker_link_open(BrokerPost *post, BrokerSettings *settings, natsOptions *option
 	if (status == NATS_OK)
 		broker_text(error, "could not start a thread");
 	else
-		broker_text(error, "could not connect to %s: %s", settings->config.url,
+		broker_text(error, "could not connect to %s: %s", settings->shown_url,
 					broker_nats_error(status));
 	broker_link_finish(link);
 	return NULL;
@@ -358,7 +358,10 @@ update_interest(BrokerLink *link)
 	struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0)};
 
 	if (!wanted)
+	{
 		atomic_store(&link->writing_since_us, 0);
+		atomic_store(&link->unsent_bytes, 0);
+	}
 	else if (atomic_load(&link->writing_since_us) == 0)
 		atomic_store(&link->writing_since_us, broker_now_us());
 	if (link->interest == event.events || link->fd < 0)

@@ -65,10 +65,8 @@ wire_size(const BrokerMessage *message)
 
 /* False, and error_text says why, if the message can't be sent as it is. */
 static bool
-check_message(const BrokerLink *link, const BrokerMessage *message, char *error_text)
+check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size, char *error_text)
 {
-	int64_t		size;
-
 	if (!valid_subject(message->subject))
 	{
 		broker_text(error_text, "\"%.200s\" is no subject one can publish to", message->subject);
@@ -82,7 +80,6 @@ check_message(const BrokerLink *link, const BrokerMessage *message, char *error_
 			return false;
 		}
 	}
-	size = wire_size(message);
 	if (link->max_payload > 0 && size > link->max_payload)
 	{
 		broker_text(error_text, "%lld bytes with headers are over the server's max_payload of %lld",
@@ -113,22 +110,29 @@ BrokerPublishResult
 broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message,
 					   uint32_t slot, uint32_t generation, char *error_text)
 {
+	int64_t		size = wire_size(message);
 	natsMsg    *msg = NULL;
 	natsStatus	status;
 
 	if (atomic_load(&link->dead))
 		return BROKER_PUBLISH_OFFLINE;
-	if (!check_message(link, message, error_text))
+	if (!check_message(link, message, size, error_text))
 		return BROKER_PUBLISH_REFUSED;
+	/* The library moves all that is left with every partial write. */
+	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
+		return BROKER_PUBLISH_FULL;
 	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
 	status = make_message(message, link->reply_subject, &msg);
 	if (status == NATS_OK && link->pumped)
-		return broker_pump_publish(link, msg, slot, generation);
+		return broker_pump_publish(link, msg, size, slot, generation);
 	if (status == NATS_OK)
 		status = natsConnection_PublishMsg(link->nc, msg);
 	broker_trash_add(trash, msg);
 	if (status == NATS_OK)
+	{
+		atomic_fetch_add(&link->unsent_bytes, size);
 		return BROKER_PUBLISH_OK;
+	}
 
 	if (status == NATS_CONNECTION_CLOSED || status == NATS_NO_MEMORY)
 		return BROKER_PUBLISH_OFFLINE;

@@ -38,10 +38,15 @@ take_queue(BrokerLink *link, bool *stop)
 	return queue;
 }
 
-/* Gives the messages to the library; one it does not take is answered right here. */
-static void
+/*
+ * Gives the messages to the library; one it does not take is answered right
+ * here. Returns their size.
+ */
+static int64_t
 publish_queue(BrokerLink *link, BrokerQueued *queue)
 {
+	int64_t		bytes = 0;
+
 	while (queue != NULL)
 	{
 		BrokerQueued *next = queue->next;
@@ -57,10 +62,12 @@ publish_queue(BrokerLink *link, BrokerQueued *queue)
 				broker_text(reply.text, "%s", broker_nats_error(status));
 			broker_reply_push(link, &reply);
 		}
+		bytes += queue->bytes;
 		natsMsg_Destroy(queue->msg);
 		free(queue);
 		queue = next;
 	}
+	return bytes;
 }
 
 static void
@@ -101,6 +108,7 @@ pump_main(void *argument)
 {
 	BrokerLink *link = argument;
 	bool		stop = false;
+	int64_t		bytes;
 
 	/* Waits until broker_pump_start() has written link->driver. */
 	pthread_mutex_lock(&link->lock);
@@ -112,8 +120,9 @@ pump_main(void *argument)
 
 		if (stop)
 			break;
-		publish_queue(link, queue);
+		bytes = publish_queue(link, queue);
 		write_out(link);
+		atomic_fetch_sub(&link->unsent_bytes, bytes);
 		broker_link_note_end(link);
 		if (!atomic_load(&link->dead))
 			wait_and_read(link);
@@ -146,7 +155,8 @@ broker_pump_start(BrokerLink *link)
 
 /* Main thread. Takes over msg. */
 BrokerPublishResult
-broker_pump_publish(BrokerLink *link, natsMsg *msg, uint32_t slot, uint32_t generation)
+broker_pump_publish(BrokerLink *link, natsMsg *msg, int64_t bytes,
+					uint32_t slot, uint32_t generation)
 {
 	BrokerQueued *queued = calloc(1, sizeof(BrokerQueued));
 
@@ -156,6 +166,7 @@ broker_pump_publish(BrokerLink *link, natsMsg *msg, uint32_t slot, uint32_t gene
 		return BROKER_PUBLISH_OFFLINE;
 	}
 	queued->msg = msg;
+	queued->bytes = bytes;
 	queued->slot = slot;
 	queued->generation = generation;
 	pthread_mutex_lock(&link->lock);
@@ -165,6 +176,7 @@ broker_pump_publish(BrokerLink *link, natsMsg *msg, uint32_t slot, uint32_t gene
 		link->queue_head = queued;
 	link->queue_tail = queued;
 	pthread_mutex_unlock(&link->lock);
+	atomic_fetch_add(&link->unsent_bytes, bytes);
 	link->queued = true;
 	return BROKER_PUBLISH_OK;
 }

@@ -44,18 +44,17 @@ broker_wall_us(void)
 
 /*
  * Replaces "user:password@" and "token@" after every "://" by "***@", in
- * place. A URL ends at white space, a quote or a comma, so a password that has
- * one of those unescaped is masked up to there only by the last '@' rule.
+ * place. A URL ends at white space or a comma, what it can't contain itself.
  */
-void
-broker_text_mask(char *text)
+static void
+mask_credentials(char *text)
 {
 	char	   *at = text;
 
 	while ((at = strstr(at, "://")) != NULL)
 	{
 		char	   *begin = at + 3;
-		size_t		url_len = strcspn(begin, " \t\r\n\"',");
+		size_t		url_len = strcspn(begin, " \t\r\n,");
 		char	   *sign = memrchr(begin, '@', url_len);
 
 		at = begin;
@@ -83,7 +82,7 @@ broker_text(char *target, const char *format,...)
 	va_end(arguments);
 
 	/* Mask before cutting: half a secret would no longer look like one. */
-	broker_text_mask(long_text);
+	mask_credentials(long_text);
 	long_text[BROKER_TEXT_SIZE - 1] = '\0';
 	for (char *c = long_text; *c != '\0'; c++)
 	{
@@ -99,8 +98,45 @@ broker_nats_error(natsStatus status)
 {
 	natsStatus	last = NATS_OK;
 	const char *text = nats_GetLastError(&last);
+	const char *words;
 
-	return (last == status && text != NULL && text[0] != '\0') ? text : natsStatus_GetText(status);
+	if (last != status || text == NULL || text[0] == '\0')
+		return natsStatus_GetText(status);
+	/* "(conn.c:1905): " means nothing to our readers. */
+	words = text[0] == '(' ? strstr(text, "): ") : NULL;
+	return words != NULL ? words + strlen("): ") : text;
+}
+
+/*
+ * Makes the list of servers uniform: a scheme on each, which the masking of
+ * credentials goes by, and one comma between them.
+ */
+static char *
+normalize_url(const char *url)
+{
+	/* No list has more entries than half its length. */
+	char	   *list = malloc(strlen(url) + (strlen(url) / 2 + 1) * sizeof(",nats://"));
+	char	   *used = list;
+
+	if (list == NULL)
+		return NULL;
+	*used = '\0';
+	for (;;)
+	{
+		size_t		len;
+
+		url += strspn(url, ", \t");
+		len = strcspn(url, ", \t");
+		if (len == 0)
+			return list;
+		if (used != list)
+			*used++ = ',';
+		if (memmem(url, len, "://", 3) == NULL)
+			used = stpcpy(used, "nats://");
+		used = mempcpy(used, url, len);
+		*used = '\0';
+		url += len;
+	}
 }
 
 static const char *
@@ -126,6 +162,8 @@ settings_free(BrokerSettings *settings)
 	free((char *) config->client_name);
 	free((char *) config->stream);
 	free((char *) config->stream_subjects);
+	free(settings->url);
+	free(settings->shown_url);
 	free(settings);
 }
 
@@ -147,11 +185,16 @@ broker_settings_create(const BrokerConfig *config)
 	settings->config.client_name = copy_string(config->client_name, &ok);
 	settings->config.stream = copy_string(config->stream, &ok);
 	settings->config.stream_subjects = copy_string(config->stream_subjects, &ok);
-	if (!ok)
+	if (ok)
+		settings->url = normalize_url(settings->config.url);
+	if (settings->url != NULL)
+		settings->shown_url = strdup(settings->url);
+	if (settings->shown_url == NULL)
 	{
 		settings_free(settings);
 		return NULL;
 	}
+	mask_credentials(settings->shown_url);
 	return settings;
 }
 

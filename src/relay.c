@@ -136,10 +136,14 @@ publish_counts(TimestampTz now)
 {
 	static TimestampTz oldest_at = 0;
 	ScheduleCounts counts;
+	int64		pending;
 	int64		oldest;
 
 	outbox_schedule_get_counts(relay.schedule, &counts);
-	pg_atomic_write_u64(&relay.database->known_pending, counts.held + counts.deferred + relay.acked_count);
+	pending = counts.held + counts.deferred + relay.acked_count;
+	for (int i = 0; i < relay.late.count; i++)
+		pending += relay.late.ranges[i].hi - relay.late.ranges[i].lo + 1;
+	pg_atomic_write_u64(&relay.database->known_pending, pending);
 	if (counts.aggregates == 0)
 		pg_atomic_write_u64(&relay.database->oldest_pending, 0);
 	else if (now >= oldest_at)

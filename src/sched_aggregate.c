@@ -36,6 +36,7 @@ outbox_sched_aggregate_create(Schedule *schedule, uint64_t key)
 	return aggregate;
 }
 
+/* Nothing of the aggregate is known any more. */
 void
 outbox_sched_aggregate_free(Schedule *schedule, Aggregate *aggregate)
 {
@@ -69,6 +70,7 @@ outbox_sched_aggregate_release(Schedule *schedule, Aggregate *aggregate, SchedEv
 	free(event);
 }
 
+/* One more event is known by position only. */
 static void
 count_deferred(Schedule *schedule, Aggregate *aggregate, int64_t position, int64_t created)
 {
@@ -112,7 +114,8 @@ outbox_sched_aggregate_forget(Schedule *schedule, Aggregate *aggregate)
 
 /* An aggregate without events, and in no heap, waits for the time to read them again. */
 void
-outbox_sched_aggregate_start_wait(Schedule *schedule, Aggregate *aggregate, int64_t until, int32_t attempts, bool retry)
+outbox_sched_aggregate_start_wait(Schedule *schedule, Aggregate *aggregate, int64_t until,
+								  int32_t attempts, bool retry)
 {
 	SchedAssert(aggregate->held == 0 && aggregate->deferred > 0);
 	aggregate->state = AGGREGATE_WAITING;

@@ -155,7 +155,7 @@ outbox_schedule_wait(Schedule *schedule, uint64_t aggregate_key, int64_t positio
 					 int64_t retry_at, int32_t attempts)
 {
 	Aggregate  *aggregate = outbox_sched_table_find(&schedule->table, aggregate_key);
-	int64_t		first = INT64_MAX;	/* lowest position known so far */
+	int64_t		first;			/* lowest position known so far */
 
 	if (aggregate == NULL)
 		aggregate = outbox_sched_aggregate_create(schedule, aggregate_key);

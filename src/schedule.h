@@ -95,13 +95,17 @@ extern bool outbox_schedule_defer(Schedule *schedule, uint64_t aggregate, int64_
  * Takes an event that was not known before. Events of one aggregate come in
  * position order; of different aggregates in any. If the event becomes head
  * and its not_before is in the future, its aggregate waits until then.
+ * A redriven event may come in behind later ones: it is deferred, those are
+ * forgotten except one in flight, a wait of theirs ends, and a refill from its
+ * position brings all back in order. So a waiting event whose retry_at must
+ * outlive that carries it as not_before when it is read again.
  */
 extern ScheduleAdd outbox_schedule_add(Schedule *schedule, SchedEvent *event, int64_t now);
 
 /* The next event to send, now in flight; NULL when no head is ready. */
 extern SchedEvent *outbox_schedule_next(Schedule *schedule, int64_t now);
 
-/* Puts an event that schedule_next() gave and that was not sent after all back in front, at once ready. */
+/* Puts back in front an event that was given but not sent after all: ready at once, in its old place. */
 extern void outbox_schedule_return(Schedule *schedule, SchedEvent *event);
 
 /* An event in flight is terminal: freed, and its successor's turn comes. */
@@ -133,11 +137,17 @@ extern void outbox_schedule_retry_now(Schedule *schedule, int64_t now);
 /*
  * The next aggregate whose events should be read again: one whose wait is
  * over, or whose queue ran low while more is deferred. False when there is
- * none, or when there is no room and something else is held or in flight. The caller then
- * reads, passes each event in position order to
+ * none, or when there is no room: the budget is used up, held events take a
+ * quarter of it or more, and at least one is held. So there is always progress.
+ *
+ * The caller then reads the aggregate's events that are visible and not
+ * terminal, from from_position on, passes each in position order to
  * outbox_schedule_refill_add() and ends with outbox_schedule_refill_end(),
- * before anything else is called on the schedule. exhausted: the read found
- * no further event of the aggregate beyond those added.
+ * before anything else is called on the schedule. It may stop early, for want
+ * of room say, but adds one event at least; what it adds it marks as seen,
+ * for the read may come to an event before the pass does. exhausted: the read
+ * found no further event beyond those added. A failed read ends with nothing
+ * added and exhausted false: it is asked for again, behind the others.
  */
 extern bool outbox_schedule_next_refill(Schedule *schedule, int64_t now, ScheduleRefill *refill);
 extern ScheduleAdd outbox_schedule_refill_add(Schedule *schedule, SchedEvent *event);
@@ -151,7 +161,11 @@ extern bool outbox_schedule_has_ready(const Schedule *schedule);
 
 extern void outbox_schedule_get_counts(const Schedule *schedule, ScheduleCounts *counts);
 
-/* The created time of the oldest known event that is no longer terminal, from a walk over all aggregates; INT64_MAX: none. */
+/*
+ * The created time of the oldest known event, from a walk over all aggregates;
+ * INT64_MAX: none. Takes created to grow with the position in an aggregate, and
+ * may be a little early for one that was refilled in part.
+ */
 extern int64_t outbox_schedule_oldest(const Schedule *schedule);
 
 /*

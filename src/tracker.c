@@ -447,8 +447,6 @@ outbox_tracker_trim(Tracker *tracker, int64_t watermark)
 	if (watermark <= tracker->watermark)
 		return;
 	tracker->watermark = watermark;
-	if (tracker->unsettled_from <= watermark)
-		tracker->unsettled_from = watermark + 1;
 
 	while (tracker->count > 0 && bucket_at(tracker, 0)->number < bucket_number(watermark))
 	{

@@ -40,7 +40,10 @@ extern bool outbox_tracker_is_seen(const Tracker *tracker, int64_t position);
 /* The position is terminal and that is recorded. Marks it seen too. False: out of memory. */
 extern bool outbox_tracker_settle(Tracker *tracker, int64_t position);
 
-/* Settles first..last, inclusive, as start-up does from the ledger. */
+/*
+ * Settles first..last, inclusive, as start-up does from the ledger. False: out
+ * of memory, with a part from first on settled. Cheapest in ascending order.
+ */
 extern bool outbox_tracker_settle_range(Tracker *tracker, int64_t first, int64_t last);
 
 /*

@@ -282,7 +282,8 @@ test_retry(void)
 	event = take(schedule);
 	ok(event->position == 2 && event->attempts == 0, "the next starts with none");
 	outbox_schedule_retry(schedule, event, 60, 7);
-	ok(!outbox_schedule_next_refill(schedule, 59, &refill) && outbox_schedule_next_refill(schedule, 60, &refill) && refill.from_position == 2,
+	ok(!outbox_schedule_next_refill(schedule, 59, &refill) &&
+	   outbox_schedule_next_refill(schedule, 60, &refill) && refill.from_position == 2,
 	   "a refill that was queued before the wait is asked for only after it");
 	refill_range(schedule, &refill, 3, 5, true, 60);
 	event = take(schedule);
@@ -361,6 +362,50 @@ test_not_before(void)
 	outbox_schedule_retry_now(schedule, 0);
 	ok(outbox_schedule_next_timer(schedule) == INT64_MAX && counts_of(schedule).waiting == 1 &&
 	   !outbox_schedule_next_refill(schedule, INT64_MAX, &refill), "and sets no timer");
+	outbox_schedule_destroy(schedule);
+}
+
+static void
+test_many_waits(void)
+{
+	enum
+	{
+		N = 4000
+	};
+	static int64_t until[N];
+	Schedule   *schedule = new_schedule(8);
+	ScheduleRefill refill;
+	int			wrong = 0;
+	int			ended = 0;
+
+	random_state = 1;
+	for (uint64_t aggregate = 0; aggregate < N; aggregate++)
+	{
+		until[aggregate] = 1 + below(1000000);
+		outbox_schedule_wait(schedule, aggregate, 1, 0, until[aggregate], 1);
+	}
+
+	/* Half of them are taken out of the middle of the heap. */
+	for (int i = 0; i < N / 2; i++)
+		outbox_schedule_wake(schedule, (uint64_t) below(N));
+	while (outbox_schedule_next_refill(schedule, 0, &refill))
+	{
+		outbox_schedule_refill_end(schedule, refill.aggregate, true, 0);
+		ended++;
+	}
+	while (counts_of(schedule).waiting > 0)
+	{
+		int64_t		timer = outbox_schedule_next_timer(schedule);
+
+		wrong += outbox_schedule_next_refill(schedule, timer - 1, &refill);
+		while (outbox_schedule_next_refill(schedule, timer, &refill))
+		{
+			wrong += until[refill.aggregate] != timer;
+			outbox_schedule_refill_end(schedule, refill.aggregate, true, timer);
+			ended++;
+		}
+	}
+	ok(wrong == 0 && ended == N && is_empty(schedule), "many waits end by time (%d wrong)", wrong);
 	outbox_schedule_destroy(schedule);
 }
 
@@ -654,6 +699,7 @@ main(void)
 	test_retry();
 	test_retry_now();
 	test_not_before();
+	test_many_waits();
 	test_wait_at_start();
 	test_redriven();
 	test_budget();
