@@ -162,7 +162,7 @@ COMMENT ON FUNCTION outbox.in_flight_positions() IS
 -- ORDER BY position LIMIT n stays an index scan.
 CREATE VIEW outbox.events AS
 SELECT l.position, l.event_id, l.aggregate_type, l.aggregate_id, l.event_type, l.subject,
-       CASE WHEN l.payload_kind = 'j' THEN pg_catalog.convert_from(l.payload, pg_catalog.getdatabaseencoding())::jsonb END AS payload,
+       CASE WHEN l.payload_kind = 'j' THEN pg_catalog.convert_from(l.payload, 'UTF8')::jsonb END AS payload,
        CASE WHEN l.payload_kind = 't' THEN pg_catalog.convert_from(l.payload, pg_catalog.getdatabaseencoding()) END AS payload_text,
        CASE WHEN l.payload_kind = 'x' THEN l.payload END AS payload_bytes,
        l.headers::jsonb AS headers, l.occurred_at, l.created_at, l.priority::integer AS priority, l.not_before,

@@ -209,6 +209,12 @@ prepare_slot(OutboxDatabase *database)
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 
+	if (query_int64("SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = 'outbox.position'::pg_catalog.regclass") != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("sequence outbox.position has a cache"),
+				 errdetail("Positions drawn ahead would break the order of an aggregate's events."),
+				 errhint("Run ALTER SEQUENCE outbox.position CACHE 1.")));
 	/* Another extension's life may have left a higher value: set, don't raise. */
 	pg_atomic_write_u64(&database->max_assigned,
 						query_int64("SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END"

@@ -13,6 +13,7 @@
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "fmgr.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -48,18 +49,27 @@ enum
 	ARG_EVENT_COUNT = ARG_ON_CONFLICT	/* those that belong to one event */
 };
 
-/* The canonical text of a jsonb value, which is what receivers get. */
+/* The canonical text of a jsonb value, which is what receivers get; UTF-8, as JSON is by definition. */
 static bytea *
 jsonb_bytes(Jsonb *json)
 {
-	StringInfoData text;
+	StringInfoData body;
+	const char *json_text;
 	bytea	   *bytes;
 
-	initStringInfo(&text);
-	appendStringInfoSpaces(&text, VARHDRSZ);
-	(void) JsonbToCString(&text, &json->root, VARSIZE(json));
-	bytes = (bytea *) text.data;
-	SET_VARSIZE(bytes, text.len);
+	initStringInfo(&body);
+	appendStringInfoSpaces(&body, VARHDRSZ);
+	(void) JsonbToCString(&body, &json->root, VARSIZE(json));
+	json_text = body.data + VARHDRSZ;
+	if (GetDatabaseEncoding() != PG_UTF8)
+	{
+		const char *converted = pg_server_to_any(json_text, body.len - VARHDRSZ, PG_UTF8);
+
+		if (converted != json_text)
+			return DatumGetByteaP(CStringGetTextDatum(converted));
+	}
+	bytes = (bytea *) body.data;
+	SET_VARSIZE(bytes, body.len);
 	return bytes;
 }
 

@@ -201,8 +201,6 @@ outbox_envelope_build(const OutboxRow *row)
 {
 	Builder		builder;
 	OutboxEvent *event;
-	const char *payload = row->payload;
-	int			payload_len = row->payload_len;
 	int			subject;
 
 	builder.count = 0;
@@ -211,15 +209,7 @@ outbox_envelope_build(const OutboxRow *row)
 	add_own_headers(&builder, row);
 	add_user_headers(&builder, row);
 
-	/* Text and bytes arrive as they were enqueued; JSON is UTF-8 by definition. */
-	if (row->payload_kind == PAYLOAD_JSONB && GetDatabaseEncoding() != PG_UTF8)
-	{
-		payload = pg_server_to_any(payload, payload_len, PG_UTF8);
-		if (payload != row->payload)
-			payload_len = strlen(payload);
-	}
-
-	event = assemble(&builder, subject, payload, payload_len);
+	event = assemble(&builder, subject, row->payload, row->payload_len);
 	if (event == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),

@@ -31,6 +31,7 @@ static OutboxDatabase *my_database = NULL;	/* set while a bound is announced */
 static OutboxRange runs[OUTBOX_MAX_RUNS];
 static int	run_count = 0;
 static OutboxPrepared *my_prepared = NULL;	/* between PRE_PREPARE and PREPARE */
+static FullTransactionId my_prepared_xid;
 static bool created_extension = false;
 static bool dropped_extension = false;
 
@@ -200,8 +201,10 @@ at_abort(void)
 {
 	if (my_prepared != NULL)
 	{
+		/* A relay may have found it ended, and another transaction taken it. */
 		LWLockAcquire(&outbox_shared->prepared_lock, LW_EXCLUSIVE);
-		my_prepared->xid = InvalidFullTransactionId;
+		if (FullTransactionIdEquals(my_prepared->xid, my_prepared_xid))
+			my_prepared->xid = InvalidFullTransactionId;
 		LWLockRelease(&outbox_shared->prepared_lock);
 		my_prepared = NULL;
 	}
@@ -272,6 +275,7 @@ before_prepare(void)
 				 errmsg("too many prepared transactions with outbox events"),
 				 errhint("Raise \"max_prepared_transactions\".")));
 	my_prepared = entry;
+	my_prepared_xid = GetTopFullTransactionIdIfAny();
 }
 
 static void
@@ -340,6 +344,21 @@ outbox_feed_is_empty(OutboxDatabase *database)
 	empty = database->feed_tail == database->feed_head && !database->overflow;
 	SpinLockRelease(&database->feed_mutex);
 	return empty;
+}
+
+/* The lowest position in the ring and the overflow range; PG_INT64_MAX: none. */
+int64
+outbox_feed_lowest_pushed(OutboxDatabase *database)
+{
+	int64		lowest = PG_INT64_MAX;
+
+	SpinLockAcquire(&database->feed_mutex);
+	for (uint32 i = database->feed_tail; i != database->feed_head; i++)
+		lowest = Min(lowest, database->feed[i % OUTBOX_FEED_SIZE].lo);
+	if (database->overflow)
+		lowest = Min(lowest, database->overflow_range.lo);
+	SpinLockRelease(&database->feed_mutex);
+	return lowest;
 }
 
 /* The lowest bound that open transactions have announced; PG_INT64_MAX: none. */

@@ -19,6 +19,7 @@ extern void outbox_feed_xact_callback(XactEvent event, void *arg);
 /* Relay side. */
 extern int	outbox_feed_drain(OutboxDatabase *database, OutboxRange *ranges, int max);
 extern bool outbox_feed_is_empty(OutboxDatabase *database);
+extern int64 outbox_feed_lowest_pushed(OutboxDatabase *database);
 extern int64 outbox_feed_lowest_bound(OutboxDatabase *database);
 extern int	outbox_feed_collect_prepared(OutboxDatabase *database, OutboxRange *ranges, int max, bool *more);
 extern int64 outbox_feed_lowest_prepared(OutboxDatabase *database, bool *any);

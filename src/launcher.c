@@ -347,15 +347,15 @@ send_relay_away(Oid dboid)
 }
 
 static const char *
-createdb_template(CreatedbStmt *statement)
+string_option(List *options, const char *name)
 {
 	ListCell   *cell;
 
-	foreach(cell, statement->options)
+	foreach(cell, options)
 	{
 		DefElem    *option = lfirst(cell);
 
-		if (strcmp(option->defname, "template") == 0 && option->arg != NULL)
+		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
 			return defGetString(option);
 	}
 	return NULL;
@@ -375,10 +375,11 @@ database_wanted(Node *statement)
 		name = ((DropdbStmt *) statement)->dbname;
 	else if (IsA(statement, RenameStmt) && ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
 		name = ((RenameStmt *) statement)->subname;
-	else if (IsA(statement, AlterDatabaseStmt))
+	else if (IsA(statement, AlterDatabaseStmt) &&
+			 string_option(((AlterDatabaseStmt *) statement)->options, "tablespace") != NULL)
 		name = ((AlterDatabaseStmt *) statement)->dbname;
 	else if (IsA(statement, CreatedbStmt))
-		name = createdb_template((CreatedbStmt *) statement);
+		name = string_option(((CreatedbStmt *) statement)->options, "template");
 	if (name == NULL)
 		return InvalidOid;
 	dboid = get_database_oid(name, true);
@@ -387,12 +388,32 @@ database_wanted(Node *statement)
 	return dboid;
 }
 
-/* From the utility hook: our relay must not be what a command on its database stumbles over. */
-void
+/*
+ * From the utility hook: our relay must not be what a command on its database
+ * stumbles over. Returns the database whose relay was sent away, for
+ * outbox_launcher_after_utility().
+ */
+Oid
 outbox_launcher_before_utility(Node *statement)
 {
 	Oid			dboid = database_wanted(statement);
 
-	if (OidIsValid(dboid) && dboid != MyDatabaseId)
-		send_relay_away(dboid);
+	if (!OidIsValid(dboid) || dboid == MyDatabaseId)
+		return InvalidOid;
+	send_relay_away(dboid);
+	return dboid;
+}
+
+/* The command has succeeded: the relay may come back, if its database still exists. After an error it does so by time. */
+void
+outbox_launcher_after_utility(Oid dboid)
+{
+	OutboxDatabase *database = OidIsValid(dboid) ? outbox_shmem_find(dboid) : NULL;
+
+	if (database == NULL)
+		return;
+	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
+	database->no_relay_before = 0;
+	LWLockRelease(&outbox_shared->lock);
+	outbox_shmem_wake_launcher();
 }

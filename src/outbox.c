@@ -211,6 +211,7 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 		ParamListInfo params, QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
 	bool		ends_prepared = false;
+	Oid			dboid;
 
 	if (IsA(statement->utilityStmt, TransactionStmt))
 	{
@@ -218,13 +219,14 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 
 		ends_prepared = kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED;
 	}
-	outbox_launcher_before_utility(statement->utilityStmt);
+	dboid = outbox_launcher_before_utility(statement->utilityStmt);
 
 	if (previous_utility_hook)
 		previous_utility_hook(statement, query, read_only_tree, context, params, environment, receiver, completion);
 	else
 		standard_ProcessUtility(statement, query, read_only_tree, context, params, environment, receiver, completion);
 
+	outbox_launcher_after_utility(dboid);
 	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
 	if (ends_prepared)
 	{

@@ -183,10 +183,10 @@ timer_work(TimestampTz now)
 		return false;
 	next = now + IDLE_MS * INT64CONST(1000);
 
-	(void) outbox_feed_lowest_prepared(relay.database, &prepared);
-	if (relay.prepared_seen && !prepared)
+	if (relay.keys_left_behind)
 		outbox_aggregate_lock_sweep();
-	relay.prepared_seen = prepared;
+	relay.keys_left_behind = false;
+	(void) outbox_feed_lowest_prepared(relay.database, &prepared);
 	return prepared || (int64) pg_atomic_read_u64(&relay.database->max_assigned) > relay.read_up_to;
 }
 
@@ -249,9 +249,9 @@ work(bool woken)
 	outbox_publisher_poll(&relay);
 	if (timer_work(GetCurrentTimestamp()))
 		woken = true;
+	outbox_store_refill(&relay);
 	if (should_read(woken))
 		outbox_store_read(&relay);
-	outbox_store_refill(&relay);
 	outbox_publisher_send(&relay);
 
 	now = GetCurrentTimestamp();

@@ -60,7 +60,7 @@ typedef struct OutboxRelay
 	int64		pushed_up_to;	/* highest position that was pushed */
 	OutboxRangeList late;		/* at or below read_up_to, still to be read */
 	bool		more_to_read;	/* the last read stopped before its end */
-	bool		prepared_seen;	/* prepared transactions exist: look at every timer */
+	bool		keys_left_behind;	/* a prepared transaction has ended: sweep the aggregate locks */
 	MemoryContext row_context;	/* reset for each row */
 
 	/* Publishing. */

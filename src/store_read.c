@@ -21,6 +21,7 @@
 #include "access/xlog.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "storage/ipc.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -61,15 +62,13 @@ outbox_store_begin(OutboxRelay *relay)
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
 
-/*
- * Ends it. No statistics are reported by hand: the commit counts for
- * autovacuum by itself.
- */
+/* Ends it, and tells autovacuum what was written. */
 void
 outbox_store_end(void)
 {
 	PopActiveSnapshot();
 	CommitTransactionCommand();
+	(void) pgstat_report_stat(false);
 }
 
 /* ---------------------------------------------------------------- ranges */
@@ -145,6 +144,7 @@ collect_late(OutboxRelay *relay)
 	{
 		count = outbox_feed_collect_prepared(relay->database, ranges, DRAIN_BATCH, &more);
 		note_pushed(relay, ranges, count);
+		relay->keys_left_behind |= count > 0;
 	} while (more);
 	sort_ranges(&relay->late);
 }
@@ -593,6 +593,7 @@ outbox_store_load(OutboxRelay *relay)
 	SPI_finish();
 
 	relay->more_to_read = true;
+	relay->keys_left_behind = true;
 	relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);
 	pg_atomic_write_u64(&relay->database->read_up_to, relay->read_up_to);
 }

@@ -15,6 +15,7 @@
 #include "executor/executor.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -223,17 +224,16 @@ static int64
 compute_watermark(OutboxRelay *relay)
 {
 	int64		highest = pg_atomic_read_u64(&relay->database->max_assigned);
-	int64		bound = outbox_feed_lowest_bound(relay->database);
+	int64		open = outbox_feed_lowest_bound(relay->database);
 	bool		prepared;
 
-	bound = Min(bound, outbox_feed_lowest_prepared(relay->database, &prepared));
-	if (prepared)
-		relay->prepared_seen = true;
-	if (!outbox_feed_is_empty(relay->database) || relay->late.count > 0)
-		return relay->watermark_written;	/* unread: the next round knows more */
-	highest = Min(highest, bound - 1);
+	open = Min(open, outbox_feed_lowest_prepared(relay->database, &prepared));
+	open = Min(open, outbox_feed_lowest_pushed(relay->database));
+	if (relay->late.count > 0)
+		open = Min(open, relay->late.ranges[0].lo);
+	open = Min(open, outbox_tracker_first_unsettled(relay->tracker));
 	highest = Min(highest, relay->read_up_to);
-	return Min(highest, outbox_tracker_first_unsettled(relay->tracker) - 1);
+	return Min(highest, open - 1);
 }
 
 /* Writes the watermark if it has moved, and forgets what lies below it. */
@@ -254,6 +254,7 @@ outbox_store_advance_watermark(OutboxRelay *relay)
 		" (SELECT position FROM outbox.watermark ORDER BY position DESC LIMIT 100) newest)", 0, NULL, NULL);
 	SPI_finish();
 	outbox_store_end();
+	pgstat_report_stat(true);
 	relay->watermark_written = watermark;
 	outbox_tracker_trim(relay->tracker, watermark);
 }

@@ -25,8 +25,10 @@ use Carp;
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use IO::Select;
+use HTTP::Tiny;
 use IO::Socket::INET;
 use IPC::Run;
+use JSON::PP;
 use MIME::Base64 qw(decode_base64);
 use POSIX qw(WNOHANG);
 use PostgreSQL::Test::Cluster;
@@ -49,6 +51,7 @@ foreach my $signal (qw(INT TERM))
 #   max_payload        bytes
 #   user, password     that clients need; url() and natstool then have them
 #   authorization      what goes between the braces of that block, instead
+#   monitor            1: with a monitoring port, see monitor()
 #   config             more lines for the configuration file
 #   name               of the server, and of its files
 sub start
@@ -84,6 +87,11 @@ sub write_config
 	$authorization = $self->{authorization};
 	$config .= "listen: $self->{host}:$self->{port}\n";
 	$config .= "server_name: $self->{name}\n";
+	if ($self->{monitor})
+	{
+		$self->{monitor_port} //= PostgreSQL::Test::Cluster::get_free_port();
+		$config .= "http: $self->{host}:$self->{monitor_port}\n";
+	}
 	$config .= "max_payload: $self->{max_payload}\n" if defined $self->{max_payload};
 	$config .= "jetstream { store_dir: \"$self->{store_dir}\" }\n" if $self->{jetstream};
 	$authorization //= "user: \"$self->{user}\", password: \"$self->{password}\"" if defined $self->{user};
@@ -311,6 +319,37 @@ sub start_tool
 	return $handle;
 }
 
+# What the monitoring port tells: "connz", "jsz?streams=true&config=true", ...
+sub monitor
+{
+	my ($self, $path) = @_;
+	my $response = HTTP::Tiny->new(timeout => 10)->get("http://$self->{host}:$self->{monitor_port}/$path");
+
+	croak "no monitoring data: $response->{status} $response->{content}" unless $response->{success};
+	return decode_json($response->{content});
+}
+
+# The configuration of a stream, as nats-server shows it; undef without it.
+sub stream_config
+{
+	my ($self, $stream) = @_;
+	my $accounts = $self->monitor('jsz?accounts=true&streams=true&config=true')->{account_details} // [];
+
+	foreach my $detail (map { @{ $_->{stream_detail} // [] } } @$accounts)
+	{
+		return $detail->{config} if $detail->{name} eq $stream;
+	}
+	return undef;
+}
+
+# The connections of relays now open; each has a "cid" of its own.
+sub relay_connections
+{
+	my ($self) = @_;
+
+	return grep { ($_->{name} // '') eq 'outbox relay' } @{ $self->monitor('connz')->{connections} };
+}
+
 # Messages in the stream, or undef if there is no such stream:
 # { messages, first_seq, last_seq, bytes }
 sub info
@@ -383,7 +422,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order);
+our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order
+  own_status wait_state wait_until sqlstate);
 
 # PostgreSQL::Test::Cluster needs pg_regress, which "make prove_installcheck"
 # of PGXS names in the environment and a bare "prove" does not.
@@ -403,6 +443,7 @@ sub _find_pg_regress
 #   extra              lines for postgresql.conf; they win over the ones here
 #   allows_streaming   for standbys, see PostgreSQL::Test::Cluster
 #   create_extension   default 1
+#   initdb             list of more arguments for initdb
 # Besides PostgreSQL::Test::Cluster's own settings (fsync and
 # restart_after_crash are off there); wal_level is the server's default.
 sub new_cluster
@@ -414,7 +455,7 @@ sub new_cluster
 
 	my $conf = "shared_preload_libraries = 'outbox'\nmax_prepared_transactions = 10\n";
 
-	$node->init(allows_streaming => $opt{allows_streaming});
+	$node->init(allows_streaming => $opt{allows_streaming}, extra => $opt{initdb} // []);
 	$conf .= "wal_level = replica\nmax_wal_senders = 10\n" unless $opt{allows_streaming};
 	$conf .= "outbox.nats_url = '" . $opt{nats}->url . "'\n" if $opt{nats};
 	$conf .= "$opt{extra}\n" if defined $opt{extra};
@@ -473,6 +514,51 @@ sub _print_status
 		diag("$query\n" . ($out // '') . ($err // ''));
 	}
 	return;
+}
+
+# Polls a condition in Perl; returns whether it came true in time.
+sub wait_until
+{
+	my ($seconds, $condition) = @_;
+	my $end = time() + $seconds;
+
+	while (time() < $end)
+	{
+		return 1 if $condition->();
+		sleep(0.02);
+	}
+	return $condition->();
+}
+
+# The row of outbox.status() for one database, as a hash; NULL is ''.
+sub own_status
+{
+	my ($node, $db) = @_;
+	my ($code, $out) = $node->psql($db, 'SELECT * FROM outbox.status() WHERE database = current_database()',
+		timeout => 60, timed_out => \my $timed_out, extra_params => ['-x']);
+
+	return {} if !defined $code || $code != 0;
+	return { map { split(/\|/, $_, 2) } split(/\n/, $out) };
+}
+
+# Waits until the relay of a database is in a state; on failure it prints outbox.status().
+sub wait_state
+{
+	my ($node, $db, $state, %opt) = @_;
+
+	return 1 if wait_until($opt{timeout} // 10, sub { (own_status($node, $db)->{state} // '') eq $state });
+	_print_status($node, $db);
+	return 0;
+}
+
+# Runs SQL that should fail: (SQLSTATE, whole message), or ('00000', output).
+sub sqlstate
+{
+	my ($node, $db, $sql) = @_;
+	my ($code, $out, $err) = $node->psql($db, "\\set VERBOSITY verbose\n$sql", on_error_stop => 1);
+
+	return ('00000', $out) if $code == 0;
+	return $err =~ /(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5}): / ? ($1, $err) : ('', $err);
 }
 
 # The lines of the server log that a healthy server never writes, except those

@@ -140,7 +140,8 @@ test_frozen(void)
 	   tally.count[BROKER_TIMED_OUT] - 300, tally.count[BROKER_LOST]);
 	kill(server.pid, SIGCONT);
 	ok(works(broker), "it works again");
-	ok(tally.longest_call_us < LONGEST_CALL_US, "longest call %lld us", (long long) tally.longest_call_us);
+	ok(tally.longest_call_us < LONGEST_CALL_US, "longest call %lld us, %s",
+	   (long long) tally.longest_call_us, tally.longest_call);
 	broker_destroy(broker, 2000);
 }
 
@@ -185,7 +186,8 @@ test_reset(void)
 	broker_reset(broker);
 	ok(wait_quiet(broker, 1000) && accounts(), "reset of a healthy connection accounts for all");
 	ok(works(broker), "and works again");
-	ok(tally.longest_call_us < LONGEST_CALL_US, "longest call %lld us", (long long) tally.longest_call_us);
+	ok(tally.longest_call_us < LONGEST_CALL_US, "longest call %lld us, %s",
+	   (long long) tally.longest_call_us, tally.longest_call);
 
 	kill(server.pid, SIGSTOP);
 	publish_many(broker, "outbox.r", 10, 900000);
@@ -368,7 +370,8 @@ test_tls(void)
 		wait_state(broker, BROKER_ONLINE, 5000);
 	}
 	ok(works(broker) && accounts(), "TLS: 20 resets, one outcome each");
-	ok(tally.longest_call_us < LONGEST_CALL_US, "TLS: longest call %lld us", (long long) tally.longest_call_us);
+	ok(tally.longest_call_us < LONGEST_CALL_US, "TLS: longest call %lld us, %s",
+	   (long long) tally.longest_call_us, tally.longest_call);
 	kill(server.pid, SIGSTOP);
 	publish_many(broker, "outbox.t", 20, 900000);
 	ok(broker_destroy(broker, 2000), "TLS: destroy before a frozen server");

@@ -258,12 +258,15 @@ outcomes(void)
 }
 
 static void
-note_call(int64_t begin_us)
+note_call(const char *call, int64_t begin_us)
 {
 	int64_t		took_us = clock_us() - begin_us;
 
 	if (took_us > tally.longest_call_us)
+	{
 		tally.longest_call_us = took_us;
+		tally.longest_call = call;
+	}
 }
 
 static void
@@ -302,7 +305,7 @@ step(Broker *broker, int max_wait_ms)
 		int64_t		begin_us = clock_us();
 
 		count = broker_poll(broker, list, 64);
-		note_call(begin_us);
+		note_call("poll", begin_us);
 		for (int i = 0; i < count; i++)
 			count_outcome(&list[i]);
 	} while (count == 64);
@@ -382,7 +385,7 @@ publish(Broker *broker, const char *subject, const char *id, const char *expecte
 	message.header_count = expected_stream != NULL ? 2 : 1;
 	publish_error[0] = '\0';
 	result = broker_publish(broker, &message, &tally.seen[tally.published], &code, publish_error);
-	note_call(begin_us);
+	note_call("publish", begin_us);
 	if (result == BROKER_PUBLISH_OK)
 		tally.published++;
 	return result;
@@ -399,6 +402,6 @@ publish_many(Broker *broker, const char *subject, int count, int size)
 		taken++;
 	begin_us = clock_us();
 	broker_flush(broker);
-	note_call(begin_us);
+	note_call("flush", begin_us);
 	return taken;
 }

@@ -30,7 +30,8 @@ typedef struct Tally
 	int			last_code;
 	uint64_t	max_sequence;
 	char		last_text[BROKER_TEXT_SIZE];
-	int64_t		longest_call_us;	/* of any broker_* call */
+	int64_t		longest_call_us;	/* of broker_publish(), _flush(), _poll() */
+	const char *longest_call;
 	unsigned char seen[MAX_MESSAGES];
 	int			published;
 } Tally;
