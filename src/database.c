@@ -23,6 +23,7 @@
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
@@ -195,17 +196,24 @@ restore_from_child(OutboxDatabase *database, int child, int64 watermark, const T
 	table_close(log, AccessShareLock);
 }
 
-/* The work described in the head comment. As superuser: the caller may lack all rights. */
+/*
+ * The work described in the head comment. As superuser, because the caller
+ * may lack all rights; so with a search_path that the caller can't choose.
+ */
 static void
 prepare_slot(OutboxDatabase *database)
 {
 	Oid			save_user;
 	int			save_context;
+	int			guc_level = NewGUCNestLevel();
 	TransactionId *xids;
 	int			xid_count;
 
 	GetUserIdAndSecContext(&save_user, &save_context);
-	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID, save_context | SECURITY_LOCAL_USERID_CHANGE);
+	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID,
+						   save_context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 
@@ -232,6 +240,7 @@ prepare_slot(OutboxDatabase *database)
 	}
 
 	SPI_finish();
+	AtEOXact_GUC(false, guc_level);
 	SetUserIdAndSecContext(save_user, save_context);
 }
 

@@ -612,4 +612,138 @@ sub check_order
 	return @violations;
 }
 
+##########################################################################
+# Stopping processes in chosen places, killing relays, comparing the stream with
+# the log.
+push @EXPORT, qw(needs_test_points create_test_points arm release wait_at_point relay_pid wait_new_relay
+  wait_relay stream_differences);
+
+# Ends the whole test file as skipped unless the installed library was built
+# with test points. Creates no cluster for that: it looks into the library.
+sub needs_test_points
+{
+	my ($dir) = run_command([ 'pg_config', '--pkglibdir' ]);
+
+	return if slurp_file("$dir/outbox.so") =~ /outbox_test_waiting/;
+	plan skip_all => 'the library has no test points (make TEST_POINTS=1)';
+}
+
+# The SQL functions for them; points are the server's, so one database is enough.
+sub create_test_points
+{
+	my ($node, $db) = @_;
+
+	$node->safe_psql(
+		$db, q{
+		CREATE FUNCTION test_arm(text) RETURNS void LANGUAGE c AS 'outbox', 'outbox_test_arm';
+		CREATE FUNCTION test_release(text) RETURNS void LANGUAGE c AS 'outbox', 'outbox_test_release';
+		CREATE FUNCTION test_waiting(text) RETURNS integer LANGUAGE c AS 'outbox', 'outbox_test_waiting';
+	});
+	return;
+}
+
+sub arm
+{
+	my ($node, $db, $point) = @_;
+
+	$node->safe_psql($db, "SELECT test_arm('$point')");
+	return;
+}
+
+sub release
+{
+	my ($node, $db, $point) = @_;
+
+	$node->safe_psql($db, "SELECT test_release('$point')");
+	return;
+}
+
+# Waits until at least $count processes stand at the point.
+sub wait_at_point
+{
+	my ($node, $db, $point, $count, %opt) = @_;
+
+	return wait_for_query($node, $db, "SELECT test_waiting('$point') >= " . ($count // 1), %opt);
+}
+
+# The process id of a database's relay, or undef while there is none.
+sub relay_pid
+{
+	my ($node, $db) = @_;
+	my $pid = own_status($node, $db)->{pid};
+
+	return defined $pid && $pid =~ /^\d+$/ ? $pid : undef;
+}
+
+# Waits for an active relay (a state of "active") and returns its process id, or undef.
+sub wait_relay
+{
+	my ($node, $db, %opt) = @_;
+
+	return wait_state($node, $db, 'active', %opt) ? relay_pid($node, $db) : undef;
+}
+
+# Waits for an active relay that isn't process $old; undef if there is none in time.
+sub wait_new_relay
+{
+	my ($node, $db, $old, %opt) = @_;
+	my $status = {};
+
+	return $status->{pid}
+	  if wait_until(
+		$opt{timeout} // 15,
+		sub {
+			$status = own_status($node, $db);
+			return ($status->{state} // '') eq 'active' && $status->{pid} ne '' && $status->{pid} != $old;
+		});
+	_print_status($node, $db);
+	return undef;
+}
+
+# What the stream and outbox.events of a database say that contradicts the
+# promises, in words: a published event that isn't stored, a stored one that no
+# transaction committed, an id with two positions or bodies, and, unless
+# copies => 1, a second copy. Events that are not published count as missing,
+# unless pending => 1.
+sub stream_differences
+{
+	my ($nats, $stream, $node, $db, %opt) = @_;
+	my (%events, %stored, @differences);
+
+	foreach my $line (split(/\n/, $node->safe_psql($db, 'SELECT event_id, position, publish_state FROM outbox.events')))
+	{
+		my ($id, $position, $state) = split(/\|/, $line);
+
+		$events{$id} = [ $position, $state ];
+	}
+	foreach my $message ($nats->dump($stream))
+	{
+		my ($id, $source) = ($message->{msg_id}, $message->{headers}{'ce-source'} // '');
+		my $position = $message->{headers}{'ce-sequence'} // 'none';
+		my $at = "at sequence $message->{seq}: $id";
+
+		next if $source ne "/outbox/$db";
+		push @differences, "$at: stored twice" if $stored{$id} && !$opt{copies};
+		push @differences, "$at: other body or position than its first copy"
+		  if $stored{$id} && $stored{$id} ne "$position $message->{sha256}";
+		$stored{$id} //= "$position $message->{sha256}";
+		if (!$events{$id})
+		{
+			push @differences, "$at (position $position): not in outbox.events";
+		}
+		elsif ($events{$id}[0] != $position)
+		{
+			push @differences, "$at: position $position, but $events{$id}[0] in outbox.events";
+		}
+	}
+	foreach my $id (sort { $events{$a}[0] <=> $events{$b}[0] } keys %events)
+	{
+		my ($position, $state) = @{ $events{$id} };
+
+		push @differences, "position $position: $state" if $state ne 'published' && !$opt{pending};
+		push @differences, "position $position: published, but not in the stream" if $state eq 'published' && !$stored{$id};
+	}
+	return @differences;
+}
+
 1;

@@ -3,6 +3,8 @@
  *	  libFuzzer entry for the parser of JetStream's replies. Besides memory errors
  *	  it looks for a reply that breaks what ack.h promises.
  */
+#define _POSIX_C_SOURCE 200809L
+
 #include <stdlib.h>
 #include <string.h>
 
