@@ -10,7 +10,9 @@
  *		   ^                            |                            |
  *		   +-------(attempt failed)-----+------(connection ended)----+
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 
 #include <stdlib.h>
 #include <string.h>

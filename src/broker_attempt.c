@@ -15,7 +15,9 @@
  * stays off: it gives up for good when the same authentication error comes
  * twice, and it would resend bytes we have already reported as lost.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 
 #include <stdlib.h>
 #include <string.h>

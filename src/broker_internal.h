@@ -176,6 +176,7 @@ typedef struct BrokerLink
 	/* guarded by lock, which the library's lock may be held around */
 	pthread_t	driver;
 	int			fd;				/* the library's socket, -1 once it is closed */
+	int			closing_fd;		/* the same, between its last use and its close */
 	char		server_error[BROKER_TEXT_SIZE]; /* last "-ERR" of the server */
 	int64_t		server_error_us;	/* 0: none yet */
 	BrokerQueued *queue_head;	/* pumped links: messages not yet given to the library */

@@ -20,7 +20,9 @@
  * natsSubscription_NextMsg() swallows the "no responders" message and with it
  * the knowledge whose it was.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 
 #include <errno.h>
 #include <limits.h>
@@ -44,15 +46,16 @@ take_attach(void **user_data, void *loop, natsConnection *nc, natsSock socket)
 {
 	BrokerLink *link = loop;
 
-	(void) nc;
 	*user_data = link;
+	link->nc = nc;
 	pthread_mutex_lock(&link->lock);
 	link->fd = socket;
+	link->closing_fd = -1;
 	pthread_mutex_unlock(&link->lock);
 	return NATS_OK;
 }
 
-/* Called with add false right before the library closes its socket. */
+/* Called with add false when the library is done with its socket. */
 static natsStatus
 take_read(void *user_data, bool add)
 {
@@ -63,6 +66,7 @@ take_read(void *user_data, bool add)
 	pthread_mutex_lock(&link->lock);
 	if (link->interest != 0)
 		epoll_ctl(link->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
+	link->closing_fd = link->fd;
 	link->fd = -1;
 	pthread_mutex_unlock(&link->lock);
 	return NATS_OK;
@@ -87,10 +91,22 @@ take_write(void *user_data, bool add)
 	return NATS_OK;
 }
 
+/*
+ * The library is done with the loop. Newer ones leave it to us to close the
+ * socket and to let go of the connection; an old one has closed the socket.
+ */
 static natsStatus
 take_detach(void *user_data)
 {
-	(void) user_data;
+	BrokerLink *link = user_data;
+
+	(void) link;
+#if NATS_VERSION_NUMBER >= 0x030902
+	natsConnection_ProcessCloseEvent(&link->closing_fd);
+#endif
+#if NATS_VERSION_NUMBER >= 0x030B00
+	natsConnection_ProcessDetachedEvent(link->nc);
+#endif
 	return NATS_OK;
 }
 
@@ -191,6 +207,7 @@ broker_link_release(BrokerLink *link)
 static natsStatus
 connect_link(BrokerLink *link, natsOptions *options)
 {
+	natsConnection *nc = NULL;
 	natsStatus	status;
 
 	status = natsOptions_SetEventLoop(options, link, take_attach, take_read, take_write, take_detach);
@@ -212,7 +229,8 @@ connect_link(BrokerLink *link, natsOptions *options)
 
 	/* For take_closed(), which runs once for a connection that was made. */
 	atomic_fetch_add(&link->holders, 1);
-	status = natsConnection_Connect(&link->nc, options);
+	status = natsConnection_Connect(&nc, options);
+	link->nc = nc;
 	if (status != NATS_OK)
 		atomic_fetch_sub(&link->holders, 1);
 	return status;

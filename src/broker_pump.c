@@ -10,7 +10,9 @@
  * bytes, and at the end takes the connection apart. To stop it the main thread
  * shuts the socket down, which ends every wait inside the library.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 
 #include <poll.h>
 #include <stdlib.h>

@@ -7,7 +7,9 @@
  * because it ends up in log lines and tables of any encoding, and without the
  * credentials a URL may contain.
  */
-#define _GNU_SOURCE				/* CLOCK_MONOTONIC for condition variables, eventfd */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE				/* strcasestr and friends */
+#endif
 
 #include <errno.h>
 #include <signal.h>

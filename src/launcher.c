@@ -9,8 +9,8 @@
  * extension. Relays are never restarted by the postmaster, so that a dropped
  * database can't make one loop.
  *
- *	  unknown --start--> running --exit, extension there--> waiting --time--> running
- *	                        '--exit, no extension--> absent --hint--> unknown
+ *	  waiting --time--> running --it was asked to leave, or failed--> waiting
+ *	                       '--it found no extension--> absent --hint--> waiting
  *
  * It runs only after recovery: a standby gets its relays at promotion.
  */
@@ -45,8 +45,9 @@
 #define RESTART_MAX_US INT64CONST(30000000)
 /* A relay that ran so long has not failed at its start. */
 #define HEALTHY_US INT64CONST(30000000)
-/* Databases without a known state that are looked into at the same time. */
-#define MAX_PROBES 2
+/* Relays that are starting, or only looking, at the same time. */
+#define MAX_STARTING 2
+#define PROBE_US INT64CONST(100000)
 #define COMPLAINT_US INT64CONST(60000000)
 /* How long a relay stays away from a database that is being dropped, moved or copied. */
 #define STAY_AWAY_US INT64CONST(10000000)
@@ -57,8 +58,8 @@ typedef struct Place
 	Oid			dboid;
 	bool		exists;			/* seen in the last scan */
 	bool		absent;			/* looked into: no extension */
-	bool		known;			/* looked into: has the extension */
 	BackgroundWorkerHandle *relay;	/* NULL: none running */
+	int			report;			/* where that relay reports */
 	TimestampTz started;
 	TimestampTz not_before;
 	int			failures;
@@ -146,6 +147,12 @@ scan_databases(void)
 
 /* ---------------------------------------------------------------- relays */
 
+static OutboxReport
+report_of(const Place *place)
+{
+	return pg_atomic_read_u32(&outbox_shared->reports[place->report]);
+}
+
 /* Takes note of relays that have ended. */
 static void
 reap(TimestampTz now)
@@ -159,9 +166,11 @@ reap(TimestampTz now)
 			continue;
 		pfree(place->relay);
 		place->relay = NULL;
-		place->known = outbox_shmem_find(place->dboid) != NULL;
-		place->absent = !place->known;
-		place->failures = now - place->started > HEALTHY_US ? 0 : place->failures + 1;
+		place->absent = report_of(place) == OUTBOX_REPORT_ABSENT;
+		if (report_of(place) == OUTBOX_REPORT_ASKED || now - place->started > HEALTHY_US)
+			place->failures = 0;
+		else
+			place->failures++;
 		place->not_before = place->failures == 0 ? now
 			: now + Min(RESTART_BASE_US << Min(place->failures - 1, 10), RESTART_MAX_US);
 	}
@@ -184,7 +193,12 @@ complain(TimestampTz now)
 static bool
 start_relay(Place *place, TimestampTz now)
 {
+	static int	next_report = 0;
 	BackgroundWorker worker;
+
+	next_report = (next_report + 1) % OUTBOX_REPORTS;
+	place->report = next_report;
+	pg_atomic_write_u32(&outbox_shared->reports[place->report], OUTBOX_REPORT_NONE);
 
 	memset(&worker, 0, sizeof(worker));
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
@@ -194,7 +208,7 @@ start_relay(Place *place, TimestampTz now)
 	strlcpy(worker.bgw_function_name, "OutboxRelayMain", sizeof(worker.bgw_function_name));
 	strlcpy(worker.bgw_name, "outbox relay", sizeof(worker.bgw_name));
 	strlcpy(worker.bgw_type, "outbox relay", sizeof(worker.bgw_type));
-	worker.bgw_main_arg = ObjectIdGetDatum(place->dboid);
+	worker.bgw_main_arg = OUTBOX_RELAY_ARG(place->dboid, place->report);
 	worker.bgw_notify_pid = MyProcPid;
 	if (!RegisterDynamicBackgroundWorker(&worker, &place->relay))
 	{
@@ -226,10 +240,10 @@ static TimestampTz
 start_due(TimestampTz now)
 {
 	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
-	int			probes = 0;
+	int			starting = 0;
 
 	for (int i = 0; i < place_count; i++)
-		probes += places[i].relay != NULL && !places[i].known;
+		starting += places[i].relay != NULL && report_of(&places[i]) == OUTBOX_REPORT_NONE;
 	for (int i = 0; i < place_count; i++)
 	{
 		Place	   *place = &places[i];
@@ -240,15 +254,14 @@ start_due(TimestampTz now)
 		due = Max(place->not_before, no_relay_before(place->dboid));
 		if (due > now)
 			next = Min(next, due);
-		else if (place->known || probes < MAX_PROBES)
+		else if (starting == MAX_STARTING)
+			next = Min(next, now + PROBE_US);
+		else if (start_relay(place, now))
+			starting++;
+		else
 		{
-			if (start_relay(place, now))
-				probes += !place->known;
-			else
-			{
-				complain(now);
-				next = Min(next, now + RESTART_BASE_US * 2);
-			}
+			complain(now);
+			next = Min(next, now + RESTART_BASE_US * 2);
 		}
 	}
 	return next;

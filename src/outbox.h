@@ -119,6 +119,18 @@ typedef struct OutboxPrepared
 	OutboxRange runs[OUTBOX_MAX_RUNS];
 } OutboxPrepared;
 
+/* What a relay tells the launcher about itself. */
+typedef enum OutboxReport
+{
+	OUTBOX_REPORT_NONE,			/* didn't get as far as looking; or failed later */
+	OUTBOX_REPORT_ABSENT,		/* the database hasn't got the extension */
+	OUTBOX_REPORT_ATTACHED,		/* at work */
+	OUTBOX_REPORT_ASKED			/* left because it was asked to */
+} OutboxReport;
+
+/* More than relays can run at a time. */
+#define OUTBOX_REPORTS 2048
+
 typedef struct OutboxShared
 {
 	LWLock		lock;
@@ -129,6 +141,7 @@ typedef struct OutboxShared
 	int			prepared_count;
 	pg_atomic_uint32 launcher_procno;	/* valid while launcher_pid is set */
 	pg_atomic_uint32 launcher_pid;
+	pg_atomic_uint32 reports[OUTBOX_REPORTS];	/* OutboxReport, written by relays */
 	pg_atomic_uint32 database_hint; /* raised when some database may have gained the extension */
 	OutboxDatabase *databases;
 	OutboxBackend *backends;

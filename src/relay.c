@@ -24,6 +24,7 @@
 
 #include "aggregate_lock.h"
 #include "feed.h"
+#include "launcher.h"
 #include "relay.h"
 
 /* In pg_locks: locktype advisory, objsubid 103: the relay of a database. */
@@ -38,6 +39,14 @@
 #define READ_AHEAD 4
 
 static OutboxRelay relay;
+static volatile sig_atomic_t terminated = false;
+static int	report_index;
+
+static void
+report(OutboxReport what)
+{
+	pg_atomic_write_u32(&outbox_shared->reports[report_index], what);
+}
 
 /* before_shmem_exit */
 static void
@@ -52,7 +61,16 @@ leave(int code, Datum arg)
 	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
 		pg_atomic_write_u64(&database->claimed[i], 0);
 	pg_atomic_write_u64(&database->in_flight, 0);
+	report(terminated || pg_atomic_read_u32(&database->must_leave) ? OUTBOX_REPORT_ASKED : OUTBOX_REPORT_NONE);
 	pg_atomic_write_u32(&database->relay_pid, 0);
+}
+
+/* SIGTERM, by an administrator or at shutdown: not a failure. */
+static void
+terminate(SIGNAL_ARGS)
+{
+	terminated = true;
+	die(postgres_signal_arg);
 }
 
 /*
@@ -107,7 +125,10 @@ attach(void)
 	if (catalog == NULL || !take_relay_lock())
 	{
 		if (catalog == NULL)
+		{
 			outbox_shmem_free(MyDatabaseId);
+			report(OUTBOX_REPORT_ABSENT);
+		}
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		return false;
@@ -124,6 +145,7 @@ attach(void)
 	pg_write_barrier();
 	pg_atomic_write_u32(&relay.database->relay_pid, MyProcPid);
 	before_shmem_exit(leave, (Datum) 0);
+	report(OUTBOX_REPORT_ATTACHED);
 
 	outbox_store_load(&relay);
 	PopActiveSnapshot();
@@ -272,10 +294,11 @@ OutboxRelayMain(Datum main_arg)
 	WaitEventSet *events;
 	bool		woken = true;
 
-	pqsignal(SIGTERM, die);
+	pqsignal(SIGTERM, terminate);
+	report_index = OUTBOX_RELAY_ARG_REPORT(main_arg);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
-	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
+	BackgroundWorkerInitializeConnectionByOid(OUTBOX_RELAY_ARG_DBOID(main_arg), InvalidOid, 0);
 	pgstat_report_appname("outbox relay");
 	pin_session();
 	relay.settle_at = DT_NOEND;

@@ -83,6 +83,8 @@ init_shared(OutboxShared *shared)
 	pg_atomic_init_u32(&shared->launcher_pid, 0);
 	pg_atomic_init_u32(&shared->launcher_procno, 0);
 	pg_atomic_init_u32(&shared->database_hint, 0);
+	for (int i = 0; i < OUTBOX_REPORTS; i++)
+		pg_atomic_init_u32(&shared->reports[i], OUTBOX_REPORT_NONE);
 
 	shared->databases = (OutboxDatabase *) place;
 	place += mul_size(shared->database_count, MAXALIGN(sizeof(OutboxDatabase)));

@@ -423,7 +423,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order
-  own_status wait_state wait_until sqlstate);
+  own_status wait_state wait_until sqlstates);
 
 # PostgreSQL::Test::Cluster needs pg_regress, which "make prove_installcheck"
 # of PGXS names in the environment and a bare "prove" does not.
@@ -551,14 +551,28 @@ sub wait_state
 	return 0;
 }
 
-# Runs SQL that should fail: (SQLSTATE, whole message), or ('00000', output).
-sub sqlstate
+# Runs statements that should fail, each undone, in one session. Yields a
+# [SQLSTATE, message with detail and hint] for each; SQLSTATE '00000': it worked.
+sub sqlstates
 {
-	my ($node, $db, $sql) = @_;
-	my ($code, $out, $err) = $node->psql($db, "\\set VERBOSITY verbose\n$sql", on_error_stop => 1);
+	my ($node, $db, @statements) = @_;
+	my $script = <<'SQL';
+SET client_min_messages = warning;
+CREATE FUNCTION pg_temp.try(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	state text; message text; detail text; hint text;
+BEGIN
+	EXECUTE statement;
+	RAISE SQLSTATE 'OK000' USING MESSAGE = 'no error';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
+		detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+	RETURN CASE state WHEN 'OK000' THEN '00000' ELSE state END || message || E'\n' || detail || E'\n' || hint;
+END $$;
+SQL
 
-	return ('00000', $out) if $code == 0;
-	return $err =~ /(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5}): / ? ($1, $err) : ('', $err);
+	$script .= "SELECT encode(convert_to(pg_temp.try(\$try\$$_\$try\$), 'UTF8'), 'hex');\n" foreach @statements;
+	return map { [ unpack('A5 a*', pack('H*', $_)) ] } split(/\n/, $node->safe_psql($db, $script));
 }
 
 # The lines of the server log that a healthy server never writes, except those

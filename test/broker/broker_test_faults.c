@@ -7,12 +7,10 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "broker_test.h"
@@ -97,7 +95,7 @@ test_killed(void)
 	Broker	   *broker = online_broker(&server);
 
 	tally_reset();
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	ok(publish_many(broker, "outbox.k", 500, 100) == 500, "500 in flight");
 	server_kill(&server);
 	ok(wait_quiet(broker, 4000) && tally.count[BROKER_LOST] == 500, "server killed: each is lost");
@@ -123,11 +121,11 @@ test_frozen(void)
 	tally_reset();
 	ok(works(broker), "it works");
 	acked = tally.count[BROKER_ACKED];
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	publish_many(broker, "outbox.f", 300, 100);
 	ok(wait_quiet(broker, 4000) && tally.count[BROKER_TIMED_OUT] == 300, "server frozen: each times out");
 	publish_many(broker, "outbox.f", 100, 100);
-	kill(server.pid, SIGCONT);
+	server_thaw(&server);
 	ok(wait_quiet(broker, 4000) && tally.count[BROKER_ACKED] == acked + 100,
 	   "thawed: late answers are dropped, the others count");
 	ok(works(broker), "it works again");
@@ -135,14 +133,14 @@ test_frozen(void)
 	ok(status.connects == 1, "on the same connection");
 
 	/* More than the socket takes: the connection is given up, with all its bytes. */
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	publish_many(broker, "outbox.f", 60, 900000);
 	ok(wait_state(broker, BROKER_OFFLINE, 6000), "frozen with a full socket: given up");
 	wait_quiet(broker, 4000);
 	broker_get_status(broker, &status);
 	ok(accounts(), "one outcome each, %d timed out, %d lost",
 	   tally.count[BROKER_TIMED_OUT] - 300, tally.count[BROKER_LOST]);
-	kill(server.pid, SIGCONT);
+	server_thaw(&server);
 	ok(works(broker), "it works again");
 	ok(tally.longest_call_us < LONGEST_CALL_US, "longest call %lld us, %s",
 	   (long long) tally.longest_call_us, tally.longest_call);
@@ -179,11 +177,11 @@ test_reset(void)
 	Broker	   *broker = online_broker(&server);
 
 	tally_reset();
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	publish_many(broker, "outbox.r", 200, 100);
 	broker_reset(broker);
 	ok(wait_quiet(broker, 1000) && tally.count[BROKER_LOST] == 200, "reset: all in flight are lost at once");
-	kill(server.pid, SIGCONT);
+	server_thaw(&server);
 	ok(works(broker) && accounts(), "and a new connection works");
 
 	publish_many(broker, "outbox.r", 200, 100);
@@ -193,10 +191,10 @@ test_reset(void)
 	ok(tally.longest_call_us < LONGEST_CALL_US, "longest call %lld us, %s",
 	   (long long) tally.longest_call_us, tally.longest_call);
 
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	publish_many(broker, "outbox.r", 10, 900000);
 	ok(broker_destroy(broker, 2000), "destroy before a frozen server");
-	kill(server.pid, SIGCONT);
+	server_thaw(&server);
 }
 
 static int
@@ -254,6 +252,45 @@ test_mute(void)
 	close(fd);
 }
 
+/*
+ * Up to libnats 3.10 a TLS handshake has no time limit. The broker must not
+ * wait for such an attempt, neither to make another one nor to be destroyed.
+ */
+static void
+test_mute_handshake(void)
+{
+	static const char info[] = "INFO {\"server_id\":\"X\",\"max_payload\":1000,\"tls_required\":true}\r\n";
+	BrokerConfig config = base_config(&server);
+	Broker	   *broker = broker_create();
+	BrokerStatus status;
+	char		url[128];
+	int			port = 0;
+	int			listener = mute_listener(&port);
+	int			clients[2];
+	int64_t		begin_us;
+
+	snprintf(url, sizeof(url), "nats://127.0.0.1:%d", port);
+	config.url = url;
+	config.connect_timeout_ms = 100;
+	broker_configure(broker, &config);
+	clients[0] = accept(listener, NULL, NULL);
+	ok(write(clients[0], info, strlen(info)) > 0 && wait_state(broker, BROKER_OFFLINE, 6000),
+	   "a handshake without end is given up");
+	broker_get_status(broker, &status);
+	ok(status.text[0] != '\0', "with the reason: %s", status.text);
+	ok(wait_state(broker, BROKER_CONNECTING, 3000), "and another attempt is made");
+	clients[1] = accept(listener, NULL, NULL);
+	ok(write(clients[1], info, strlen(info)) > 0, "which hangs, too");
+	usleep(50000);
+	begin_us = clock_us();
+	broker_destroy(broker, 200);
+	ok(clock_us() - begin_us < 500000, "destroy doesn't wait for it");
+	close(clients[0]);
+	close(clients[1]);
+	close(listener);
+	usleep(200000);
+}
+
 static void
 test_many_connections(void)
 {
@@ -299,6 +336,7 @@ test_faults(void)
 	test_stream_deleted();
 	test_reset();
 	test_mute();
+	test_mute_handshake();
 	test_many_connections();
 	server_remove(&server);
 }
@@ -355,12 +393,12 @@ test_tls(void)
 	wait_quiet(broker, 5000);
 	ok(tally.count[BROKER_NO_RESPONDERS] == 3, "TLS: no responders");
 
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	publish_many(broker, "outbox.t", 100, 900000);
 	ok(wait_state(broker, BROKER_OFFLINE, 8000), "TLS: frozen with a full socket: given up");
 	ok(wait_quiet(broker, 4000) && accounts(), "TLS: one outcome each, %d timed out, %d lost",
 	   tally.count[BROKER_TIMED_OUT], tally.count[BROKER_LOST]);
-	kill(server.pid, SIGCONT);
+	server_thaw(&server);
 	ok(works(broker), "TLS: it works again");
 	publish_many(broker, "outbox.t", 100, 100);
 	server_kill(&server);
@@ -376,9 +414,9 @@ test_tls(void)
 	ok(works(broker) && accounts(), "TLS: 20 resets, one outcome each");
 	ok(tally.longest_call_us < LONGEST_CALL_US, "TLS: longest call %lld us, %s",
 	   (long long) tally.longest_call_us, tally.longest_call);
-	kill(server.pid, SIGSTOP);
+	server_freeze(&server);
 	publish_many(broker, "outbox.t", 20, 900000);
 	ok(broker_destroy(broker, 2000), "TLS: destroy before a frozen server");
-	kill(server.pid, SIGCONT);
+	server_thaw(&server);
 	server_remove(&server);
 }

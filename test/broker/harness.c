@@ -171,6 +171,23 @@ server_kill(Server *server)
 	server->pid = 0;
 }
 
+/* On return no thread of the server runs any more. */
+void
+server_freeze(Server *server)
+{
+	int			status;
+
+	kill(server->pid, SIGSTOP);
+	while (waitpid(server->pid, &status, WUNTRACED) == server->pid && !WIFSTOPPED(status))
+		;
+}
+
+void
+server_thaw(Server *server)
+{
+	kill(server->pid, SIGCONT);
+}
+
 void
 server_remove(Server *server)
 {

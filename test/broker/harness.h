@@ -43,6 +43,8 @@ extern void server_create(Server *server);
 extern void server_configure(Server *server, const char *extra);
 extern void server_start(Server *server);
 extern void server_kill(Server *server);
+extern void server_freeze(Server *server);
+extern void server_thaw(Server *server);
 extern void server_remove(Server *server);
 extern void server_api(Server *server, const char *subject, const char *payload);
 

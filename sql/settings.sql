@@ -1,0 +1,45 @@
+-- Settings: who may set them, their bounds, and what is refused.
+\getenv srcdir PG_ABS_SRCDIR
+\set ECHO none
+\i :srcdir/test/regress/begin.psql
+\set ECHO all
+
+SELECT name, context, vartype, unit, min_val, max_val, boot_val FROM pg_settings
+WHERE name LIKE 'outbox.%' AND name NOT LIKE 'outbox.test\_%' ORDER BY name COLLATE "C";
+SELECT name FROM pg_settings WHERE name LIKE 'outbox.%' AND (short_desc = '' OR short_desc IS NULL);
+
+-- settings that show secrets or name files are hidden from others
+SELECT name FROM unnest(ARRAY['outbox.nats_url', 'outbox.credentials_file', 'outbox.tls_ca_file', 'outbox.tls_cert_file', 'outbox.tls_key_file']) name
+WHERE NOT 'NO_SHOW_ALL' = ANY (pg_settings_get_flags(name)) AND NOT EXISTS (SELECT FROM pg_settings s WHERE s.name = unnest.name) ORDER BY 1;
+
+-- templates
+SELECT pg_temp.attempt(format('SET outbox.subject_template = %L', t)) FROM unnest(ARRAY['a', 'a.{event_type}', 'a.{aggregate_type}.b.{aggregate_id}.{event_type}.c', repeat('a', 256)]) t;
+SELECT pg_temp.attempt(format('SET outbox.subject_template = %L', t))
+FROM unnest(ARRAY['', '{aggregate_id}', '{event_type}.a', 'a.{aggregate_id}.{aggregate_id}', 'a.{nope}', 'a.x{aggregate_id}', 'a.{aggregate_id', 'a.{}',
+    'a..b', '.a', 'a.', 'a.*', 'a.>', 'a b', E'a\tb', E'a\n', 'é', '$JS.{event_type}', '_INBOX.{event_type}', repeat('a', 257)]) t;
+SHOW outbox.subject_template;
+RESET outbox.subject_template;
+
+-- URLs
+SELECT pg_temp.attempt(format('SET outbox.nats_url = %L', t))
+FROM unnest(ARRAY['nats://h', 'nats://h:4222', 'tls://h:4222', 'nats://user:pass@h:4222', 'nats://a:1,nats://b:2, tls://c:3', 'nats://[::1]:4222']) t;
+SELECT pg_temp.attempt(format('SET outbox.nats_url = %L', t))
+FROM unnest(ARRAY['', 'h:4222', 'http://h', 'nats://', 'tls://', 'nats://a,', ',nats://a', 'nats://a,,nats://b', 'nats://a,b', 'NATS']) t;
+-- also a wrong one may hold a password: it is not repeated
+SELECT pg_temp.attempt($$SET outbox.nats_url = 'htp://user:S3cret@h'$$) ~ 'S3cret' AS repeated;
+SELECT pg_temp.attempt($$SET outbox.nats_url = 'nats://user:S3cret@h,b'$$) ~ 'S3cret' AS repeated;
+
+-- the stream and the source
+SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['S', 'my_stream-1', repeat('s', 255)]) t;
+SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['', 'a b', 'a.b', 'a*', '>', 'a/b', 'a\b', E'a\tb', E'a\nb', repeat('s', 256)]) t;
+SELECT pg_temp.attempt(format('SET outbox.cloudevents_source = %L', t)) FROM unnest(ARRAY['', '/shop/é', repeat('s', 255), repeat('s', 256)]) t;
+
+-- bounds and units
+SELECT pg_temp.attempt('SET ' || s) FROM unnest(ARRAY['outbox.max_payload = 1023', 'outbox.max_payload = ''65MB''', 'outbox.max_in_flight = 0', 'outbox.max_in_flight = 8193',
+    'outbox.ack_timeout = 99', 'outbox.connect_timeout = 60001', 'outbox.retry_base_delay = 0', 'outbox.retry_max_delay = ''2d''', 'outbox.relay_memory = ''1kB''',
+    'outbox.stream_create = maybe']) s;
+SELECT pg_temp.attempt('SET ' || s) FROM unnest(ARRAY['outbox.max_payload = ''1kB''', 'outbox.ack_timeout = ''1h''', 'outbox.relay_memory = ''1MB''', 'outbox.retry_max_delay = ''1d''']) s;
+SELECT pg_temp.attempt('SET ' || s) FROM unnest(ARRAY['outbox.max_open_aggregates = 5000', 'outbox.max_databases = 2']) s;
+
+-- a name that doesn't exist is refused, not kept
+SELECT pg_temp.attempt('SET outbox.nats_ulr = ''x''');
