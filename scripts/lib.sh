@@ -163,7 +163,7 @@ postgresql_major() {
 	major=$(find /usr/lib/postgresql -mindepth 3 -maxdepth 3 -path '*/bin/postgres' 2>/dev/null |
 		cut -d/ -f5 | sort -n | tail -n 1)
 	if [ -z "$major" ]; then
-		major=$(apt-cache depends postgresql | sed -n 's/.*Depends: postgresql-\([0-9]\+\)$/\1/p' | head -n 1)
+		major=$(apt-cache depends postgresql 2>/dev/null | sed -n 's/.*Depends: postgresql-\([0-9]\+\)$/\1/p' | head -n 1)
 	fi
 	printf '%s' "$major"
 }

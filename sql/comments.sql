@@ -4,12 +4,12 @@
 \i :srcdir/test/regress/begin.psql
 \set ECHO all
 
-SELECT pg_describe_object(d.classid, d.objid, 0) AS without_comment
+SELECT pg_describe_object(d.classid, d.objid, 0) COLLATE "C" AS without_comment
 FROM pg_depend d JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
 WHERE e.extname = 'outbox' AND coalesce(obj_description(d.objid, d.classid::regclass::name), '') = ''
-ORDER BY 1 COLLATE "C";
+ORDER BY 1;
 SELECT obj_description(oid, 'pg_extension') <> '' AS extension FROM pg_extension WHERE extname = 'outbox';
 -- a comment starts like a message, in lower case and without a full stop
-SELECT pg_describe_object(d.classid, d.objid, 0) AS object, obj_description(d.objid, d.classid::regclass::name) AS comment
+SELECT pg_describe_object(d.classid, d.objid, 0) COLLATE "C" AS object, obj_description(d.objid, d.classid::regclass::name) AS comment
 FROM pg_depend d JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
-WHERE e.extname = 'outbox' AND obj_description(d.objid, d.classid::regclass::name) ~ '(^[A-Z][a-z])|(\.$)' ORDER BY 1 COLLATE "C";
+WHERE e.extname = 'outbox' AND obj_description(d.objid, d.classid::regclass::name) ~ '(^[A-Z][a-z])|(\.$)' ORDER BY 1;

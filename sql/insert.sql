@@ -49,9 +49,3 @@ SELECT pg_temp.attempt($$UPDATE outbox.events SET priority = 1 WHERE aggregate_t
 SELECT pg_temp.attempt($$DELETE FROM outbox.events WHERE aggregate_type = 'insert'$$);
 SELECT pg_temp.attempt($$TRUNCATE outbox.events$$);
 SELECT count(*) FROM outbox.events WHERE aggregate_type = 'insert' AND aggregate_id = '5';
-
--- the trigger functions are nothing to call
-SELECT pg_temp.attempt($$SELECT outbox.events_insert()$$);
-CREATE TEMP TABLE other (a int);
-CREATE TRIGGER wrong BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION outbox.events_insert();
-SELECT pg_temp.attempt($$INSERT INTO other VALUES (1)$$);

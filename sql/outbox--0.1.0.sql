@@ -27,6 +27,8 @@ CREATE TABLE outbox.log (
     headers           text,                  -- canonical jsonb text
     payload           bytea       NOT NULL
 );
+-- Empty as the table is: without it the planner can't merge the children by position.
+CREATE INDEX log_position ON outbox.log (position);
 COMMENT ON TABLE outbox.log IS 'the events, insert-only; read it through outbox.events';
 
 -- Which positions are terminal, and since when: one row per settled batch and
@@ -62,6 +64,7 @@ BEGIN
         EXECUTE pg_catalog.format('CREATE UNIQUE INDEX log_%1$s_position ON outbox.log_%1$s (position)', i);
         EXECUTE pg_catalog.format('CREATE UNIQUE INDEX log_%1$s_event ON outbox.log_%1$s (event_id)', i);
         EXECUTE pg_catalog.format('CREATE INDEX log_%1$s_aggregate ON outbox.log_%1$s (agg_hash, position)', i);
+        EXECUTE pg_catalog.format('CREATE INDEX log_%1$s_created ON outbox.log_%1$s USING brin (created_at)', i);
 
         EXECUTE pg_catalog.format('CREATE TABLE outbox.ledger_%s () INHERITS (outbox.ledger) WITH (
             autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
@@ -156,10 +159,18 @@ RETURNS SETOF bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', '
 COMMENT ON FUNCTION outbox.in_flight_positions() IS
 'positions of this database that the relay has handed to the broker and not recorded as published yet';
 
+CREATE FUNCTION outbox.settled_at("position" bigint)
+RETURNS timestamptz LANGUAGE c STABLE STRICT PARALLEL SAFE COST 2 AS 'MODULE_PATHNAME', 'outbox_settled_at';
+COMMENT ON FUNCTION outbox.settled_at(bigint) IS 'when the position was recorded as published; NULL if it is not';
+
+CREATE FUNCTION outbox.aggregate_hash(aggregate_type text, aggregate_id text)
+RETURNS bigint LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_aggregate_hash';
+COMMENT ON FUNCTION outbox.aggregate_hash(text, text) IS 'the agg_hash of an aggregate''s events, by which they are indexed';
+
 -- ------------------------------------------------------------------ view
 
--- One scan of the log; every other table is an index probe per row, so that
--- ORDER BY position LIMIT n stays an index scan.
+-- One scan of the log, so that ORDER BY position LIMIT n stays an index scan;
+-- settled_at() reads the ledger a bucket at a time.
 CREATE VIEW outbox.events AS
 SELECT l.position, l.event_id, l.aggregate_type, l.aggregate_id, l.event_type, l.subject,
        CASE WHEN l.payload_kind = 'j' THEN pg_catalog.convert_from(l.payload, 'UTF8')::jsonb END AS payload,
@@ -168,21 +179,25 @@ SELECT l.position, l.event_id, l.aggregate_type, l.aggregate_id, l.event_type, l
        l.headers::jsonb AS headers, l.occurred_at, l.created_at, l.priority::integer AS priority, l.not_before,
        l.content_type, l.dataschema, l.aggregate_version,
        CASE WHEN d.state = 'r' THEN 'pending'
-            WHEN s.at IS NOT NULL THEN 'published'
+            WHEN outbox.settled_at(l.position) IS NOT NULL THEN 'published'
             WHEN l.position <= (SELECT pg_catalog.max(w.position) FROM outbox.watermark w) THEN 'published'
             WHEN l.position IN (SELECT p FROM outbox.in_flight_positions() p) THEN 'processing'
             ELSE 'pending' END AS publish_state,
-       s.at AS published_at,
-       coalesce(d.attempts, CASE WHEN s.at IS NOT NULL THEN 1 ELSE 0 END) AS attempts,
-       d.next_attempt_at, d.last_error
+       CASE WHEN d.state = 'r' THEN NULL ELSE outbox.settled_at(l.position) END AS published_at,
+       coalesce(d.attempts, CASE WHEN outbox.settled_at(l.position) IS NOT NULL THEN 1 ELSE 0 END) AS attempts,
+       d.next_attempt_at, d.last_error, l.agg_hash
 FROM outbox.log l
-LEFT JOIN outbox.delivery d ON d.position = l.position
-LEFT JOIN LATERAL (SELECT x.settled_at AS at FROM outbox.ledger x
-    WHERE x.bucket = l.position >> 10 AND (l.position & 1023) BETWEEN x.lo AND x.hi
-      AND (x.bits IS NULL OR pg_catalog.get_bit(x.bits, (l.position & 1023) - x.lo) = 1)
-    ORDER BY x.settled_at LIMIT 1) s ON true;
+LEFT JOIN outbox.delivery d ON d.position = l.position;
 COMMENT ON VIEW outbox.events IS
 'one row per event still kept, with its publish_state; INSERT enqueues (payload, payload_text or payload_bytes), UPDATE and DELETE are refused';
+
+CREATE FUNCTION outbox.history(aggregate_type text, aggregate_id text)
+RETURNS SETOF outbox.events LANGUAGE sql STABLE PARALLEL UNSAFE
+BEGIN ATOMIC
+    SELECT * FROM outbox.events e
+    WHERE e.agg_hash = outbox.aggregate_hash($1, $2) AND e.aggregate_type = $1 AND e.aggregate_id = $2;
+END;
+COMMENT ON FUNCTION outbox.history(text, text) IS 'the events of one aggregate, through an index';
 
 CREATE FUNCTION outbox.events_insert() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_events_insert';
 CREATE FUNCTION outbox.events_refuse() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_events_refuse';
@@ -196,8 +211,8 @@ CREATE TRIGGER refuse INSTEAD OF UPDATE OR DELETE ON outbox.events FOR EACH ROW 
 -- Nothing for PUBLIC that writes or that shows data; EXECUTE on the enqueue
 -- functions (or INSERT on outbox.events) is the privilege to enqueue.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
--- Called from within outbox.events with the rights of whoever reads the view; shows numbers only.
-GRANT EXECUTE ON FUNCTION outbox.in_flight_positions() TO PUBLIC;
+-- Called from within outbox.events with the rights of whoever reads the view; shows numbers and times only.
+GRANT EXECUTE ON FUNCTION outbox.in_flight_positions(), outbox.settled_at(bigint), outbox.aggregate_hash(text, text) TO PUBLIC;
 
 -- ------------------------------------------------------------------ dump
 

@@ -95,6 +95,7 @@ SELECT count(*) FROM outbox.events WHERE aggregate_type = 'privileges' AND aggre
 RESET ROLE;
 RESET search_path;
 
+SET client_min_messages = warning;
 DROP SCHEMA regress_outbox_trap CASCADE;
 DROP FUNCTION privileges_order();
 REVOKE ALL ON SCHEMA outbox FROM regress_outbox_producer, regress_outbox_inserter, regress_outbox_reader, regress_outbox_monitor;

@@ -112,7 +112,7 @@ SELECT * FROM pg_temp.events_of('procedure');
 
 -- a cursor WITH HOLD runs its query at commit
 BEGIN;
-DECLARE c CURSOR WITH HOLD FOR SELECT outbox.enqueue('hold', '1', 'e' || i, '{}') IS NOT NULL AS ok FROM generate_series(1, 3) i;
+DECLARE c NO SCROLL CURSOR WITH HOLD FOR SELECT outbox.enqueue('hold', '1', 'e' || i, '{}') IS NOT NULL AS ok FROM generate_series(1, 3) i;
 FETCH 1 FROM c;
 COMMIT;
 FETCH ALL FROM c;

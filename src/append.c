@@ -47,6 +47,20 @@ aggregate_hash(const OutboxNewEvent *event)
 	return hash_text(event->aggregate_id, hash_text(event->aggregate_type, HASH_SEED_AGGREGATE));
 }
 
+PG_FUNCTION_INFO_V1(outbox_aggregate_hash);
+
+/* outbox.aggregate_hash(aggregate_type text, aggregate_id text) RETURNS bigint */
+Datum
+outbox_aggregate_hash(PG_FUNCTION_ARGS)
+{
+	OutboxNewEvent event = {
+		.aggregate_type = text_to_cstring(PG_GETARG_TEXT_PP(0)),
+		.aggregate_id = text_to_cstring(PG_GETARG_TEXT_PP(1)),
+	};
+
+	PG_RETURN_INT64((int64) aggregate_hash(&event));
+}
+
 static int
 compare_keys(const void *a, const void *b)
 {

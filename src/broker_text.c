@@ -8,7 +8,7 @@
  * credentials a URL may contain.
  */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE				/* strcasestr and friends */
+#define _GNU_SOURCE				/* memmem, clocks of condition variables, eventfd */
 #endif
 
 #include <errno.h>

@@ -93,6 +93,7 @@ outbox_database_catalog(bool missing_ok)
 		catalog.log_event[i] = relation_named(schema, "log_%d_event", i);
 		catalog.log_aggregate[i] = relation_named(schema, "log_%d_aggregate", i);
 		catalog.ledger[i] = relation_named(schema, "ledger_%d", i);
+		catalog.ledger_bucket[i] = relation_named(schema, "ledger_%d_bucket", i);
 	}
 	catalog_valid = true;
 	return &catalog;

@@ -16,6 +16,7 @@ typedef struct OutboxCatalog
 	Oid			log_event[OUTBOX_CHILDREN]; /* unique index on (event_id) */
 	Oid			log_aggregate[OUTBOX_CHILDREN]; /* index on (agg_hash, position) */
 	Oid			ledger[OUTBOX_CHILDREN];
+	Oid			ledger_bucket[OUTBOX_CHILDREN]; /* index on (bucket) */
 } OutboxCatalog;
 
 extern const OutboxCatalog *outbox_database_catalog(bool missing_ok);

@@ -9,6 +9,7 @@
 #include "outbox.h"
 
 #include "access/htup_details.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
@@ -17,6 +18,7 @@
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 #include "utils/rel.h"
 
 #include "event.h"
@@ -163,7 +165,8 @@ typedef struct Column
 {
 	Datum	   *values;
 	bool	   *nulls;
-	int			count;			/* 0: the array was NULL */
+	bool		given;			/* the array wasn't NULL */
+	int			count;
 } Column;
 
 static const char *const argument_names[ARG_EVENT_COUNT] = {
@@ -190,6 +193,7 @@ read_column(Column *column, NullableDatum argument)
 	};
 	ArrayType  *array;
 
+	column->given = !argument.isnull;
 	column->count = 0;
 	if (argument.isnull)
 		return;
@@ -215,9 +219,11 @@ count_events(const Column *columns)
 
 	for (int i = 0; i < ARG_EVENT_COUNT; i++)
 	{
-		bool		required = i <= ARG_PAYLOAD;
-
-		if (columns[i].count == 1 || (columns[i].count == 0 && !required))
+		if (!columns[i].given && i <= ARG_PAYLOAD)
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s must not be null", argument_names[i])));
+		if (columns[i].count == 1 || !columns[i].given)
 			continue;
 		if (count == -1)
 		{
@@ -240,7 +246,7 @@ element(const Column *column, int i)
 {
 	NullableDatum result = {0, true};
 
-	if (column->count > 0)
+	if (column->given)
 	{
 		i = column->count == 1 ? 0 : i;
 		result.value = column->values[i];
@@ -331,18 +337,40 @@ static HeapTuple
 completed_row(TriggerData *trigger, const OutboxNewEvent *event)
 {
 	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
-	const char *names[] = {"position", "event_id", "occurred_at", "created_at", "priority", "publish_state", "attempts"};
-	Datum		values[] = {
+	const char *names[] = {
+		"position", "event_id", "occurred_at", "created_at", "priority", "publish_state", "attempts", "agg_hash",
+		"headers", "published_at", "next_attempt_at", "last_error"
+	};
+	Datum		values[lengthof(names)] = {
 		Int64GetDatum(event->position), UUIDPGetDatum(&event->event_id), TimestampTzGetDatum(event->occurred_at),
 		TimestampTzGetDatum(event->created_at), Int32GetDatum(event->priority), CStringGetTextDatum("pending"),
-		Int32GetDatum(0)
+		Int32GetDatum(0), Int64GetDatum((int64) event->agg_hash)
 	};
 	bool		nulls[lengthof(names)] = {false};
 	int			columns[lengthof(names)];
 
+	nulls[8] = event->headers_text == NULL;
+	if (event->headers_text != NULL)
+		values[8] = DirectFunctionCall1(jsonb_in, CStringGetDatum(event->headers_text));
+	nulls[9] = nulls[10] = nulls[11] = true;
+
 	for (int i = 0; i < lengthof(names); i++)
 		columns[i] = SPI_fnumber(desc, names[i]);
 	return heap_modify_tuple_by_cols(trigger->tg_trigtuple, desc, lengthof(names), columns, values, nulls);
+}
+
+/* Anything but the trigger of our view would hand us rows of another shape. */
+static void
+check_trigger(FunctionCallInfo fcinfo)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_INSTEAD(trigger->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
+		RelationGetRelid(trigger->tg_relation) != get_relname_relid("events", get_namespace_oid(OUTBOX_SCHEMA, false)))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function serves as an INSTEAD OF trigger of the view outbox.events only")));
 }
 
 Datum
@@ -353,8 +381,7 @@ outbox_events_insert(PG_FUNCTION_ARGS)
 	OutboxNewEvent event;
 	char		kind;
 
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		elog(ERROR, "not called as a trigger");
+	check_trigger(fcinfo);
 	for (int i = 0; i < ARG_EVENT_COUNT; i++)
 	{
 		if (i != ARG_PAYLOAD)
@@ -369,6 +396,7 @@ outbox_events_insert(PG_FUNCTION_ARGS)
 Datum
 outbox_events_refuse(PG_FUNCTION_ARGS)
 {
+	check_trigger(fcinfo);
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("an event can't be changed or deleted once it is enqueued"),

@@ -90,7 +90,11 @@ check_nats_url(char **value, void **extra, GucSource source)
 	}
 	pfree(copy);
 	if (!valid)
+	{
+		/* The standard message would show the value. */
+		GUC_check_errmsg("invalid value for parameter \"outbox.nats_url\"");
 		GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
+	}
 	return valid;
 }
 

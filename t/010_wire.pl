@@ -16,7 +16,7 @@ my $node = new_cluster(
 	'main',
 	nats => $nats,
 	initdb => [ '--encoding=UTF8', '--locale=C' ],
-	extra => "outbox.max_payload = 3000000\noutbox.ack_timeout = '700ms'\n"
+	extra => "jit = off\noutbox.max_payload = 3000000\noutbox.ack_timeout = '700ms'\n"
 	  . "outbox.retry_max_delay = '500ms'\ntimezone = 'Asia/Kolkata'");
 my $expected = 0;    # messages in the stream
 

@@ -14,7 +14,7 @@ BEGIN
 END $$;
 CALL pg_temp.wait_for('not connected', 0);
 SELECT count(*) FROM outbox.status() WHERE database = current_database();
-SELECT s.pid = a.pid AS is_a_process, state, since BETWEEN now() - interval '1 minute' AND now() AS since, server, stream, backlog,
+SELECT s.pid = a.pid AS is_a_process, s.state, since BETWEEN now() - interval '1 minute' AND now() AS since, server, stream, backlog,
        oldest_pending_age, in_flight, published
 FROM outbox.status() s LEFT JOIN pg_stat_activity a ON a.datname = s.database AND a.pid = s.pid WHERE database = current_database();
 SELECT last_error FROM outbox.status() WHERE database = current_database();
