@@ -155,7 +155,7 @@ COMMENT ON FUNCTION outbox.status() IS
 'one row per relay, from shared memory; backlog is exact once the relay has read everything, an upper bound before';
 
 CREATE FUNCTION outbox.in_flight_positions()
-RETURNS SETOF bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_in_flight_positions';
+RETURNS SETOF bigint LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_in_flight_positions';
 COMMENT ON FUNCTION outbox.in_flight_positions() IS
 'positions of this database that the relay has handed to the broker and not recorded as published yet';
 

@@ -298,6 +298,8 @@ count_outcome(const BrokerOutcome *outcome)
 		tally.duplicates++;
 	if (outcome->sequence > tally.max_sequence)
 		tally.max_sequence = outcome->sequence;
+	if (outcome->kind == BROKER_ACKED && outcome->sequence < tally.min_sequence)
+		tally.min_sequence = outcome->sequence;
 	if (outcome->kind != BROKER_ACKED)
 	{
 		tally.last_code = outcome->code;

@@ -29,6 +29,7 @@ typedef struct Tally
 	int			twice;			/* outcomes for a cookie that had one already */
 	int			last_code;
 	uint64_t	max_sequence;
+	uint64_t	min_sequence;	/* of acknowledgements; a test sets it first */
 	char		last_text[BROKER_TEXT_SIZE];
 	int64_t		longest_call_us;	/* of broker_publish(), _flush(), _poll() */
 	const char *longest_call;
