@@ -439,7 +439,7 @@ broker_create(void)
 	broker->random = (uint64_t) broker->since_us ^ (uint64_t) getpid() << 40;
 	broker->reconnect.next_at_us = NEVER;
 	broker->recheck.next_at_us = NEVER;
-	broker_text(broker->offline_text, "not configured");
+	broker->offline_text[0] = '\0';
 
 	broker->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	broker->post = broker_post_create();

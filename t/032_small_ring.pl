@@ -21,6 +21,7 @@ my %stop = (
 	'not at all' => [ sub { }, sub { } ],
 );
 my $round = 0;
+my $run = 0;
 
 create_test_points($node, $db);
 
@@ -29,13 +30,14 @@ sub small_transactions
 	my ($name, $count) = @_;
 	my $total = 8 * $count;
 
+	$run++;
 	$node->pgbench(
 		"-n -c 8 -j 2 -t $count", 0, [qr{processed: $total/$total}], [qr{^$}],
 		"$name: $total small transactions",
 		{
-			"032_commit_$round\@4" => q{\set a random(1, 50)
+			"032_commit_$run\@4" => q{\set a random(1, 50)
 SELECT outbox.enqueue_text('ring', 'a' || :a, 'e', 'small');},
-			"032_rollback_$round\@1" => q{\set a random(1, 50)
+			"032_rollback_$run\@1" => q{\set a random(1, 50)
 BEGIN;
 SELECT outbox.enqueue_text('ring', 'a' || :a, 'e', 'never');
 ROLLBACK;}
