@@ -92,13 +92,16 @@ on_message(natsConnection *connection, natsSubscription *sub, natsMsg *msg, void
 	(void) sub;
 	(void) closure;
 	pthread_mutex_lock(&probe.mutex);
-	if (strncmp(subject, SUBJECT_PREFIX, strlen(SUBJECT_PREFIX)) == 0 && probe.received_us == 0 &&
+	if (strncmp(subject, SUBJECT_PREFIX, strlen(SUBJECT_PREFIX)) == 0 &&
 		strtol(natsMsg_GetData(msg), NULL, 10) == probe.number)
 	{
-		probe.received_us = now;
+		/* a resend has a reply subject of its own */
+		if (probe.received_us == 0)
+			probe.received_us = now;
 		snprintf(probe.reply, sizeof(probe.reply), "%s", reply == NULL ? "" : reply);
 	}
-	else if (probe.received_us != 0 && probe.acked_us == 0 && strcmp(subject, probe.reply) == 0)
+	else if (probe.received_us != 0 && probe.acked_us == 0 && strcmp(subject, probe.reply) == 0 &&
+			 strstr(natsMsg_GetData(msg), "\"seq\"") != NULL)
 	{
 		probe.acked_us = now;
 		pthread_cond_signal(&probe.changed);

@@ -16,6 +16,7 @@ CREATE TABLE outbox.log (
     created_at        timestamptz NOT NULL,
     not_before        timestamptz,
     aggregate_version bigint,
+    follows           bigint,                -- position of the same transaction's event before it in this aggregate
     priority          smallint    NOT NULL,
     payload_kind      "char"      NOT NULL,  -- j: jsonb, t: text, x: bytea
     aggregate_type    text        NOT NULL,

@@ -6,8 +6,6 @@
 
 SELECT proname, provolatile, proparallel, proisstrict, prosecdef FROM pg_proc
 WHERE pronamespace = 'outbox'::regnamespace AND proname ~ '^(enqueue|events_insert)' ORDER BY proname;
--- none is more than that
-SELECT proname FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace AND (provolatile <> 'v' OR proparallel = 's') ORDER BY proname;
 
 CREATE TABLE parallel_source AS SELECT i FROM generate_series(1, 5000) i;
 ANALYZE parallel_source;

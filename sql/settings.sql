@@ -29,7 +29,7 @@ SELECT length(current_setting('outbox.subject_template')) AS kept;
 -- URLs
 SELECT pg_temp.attempt(format('SET outbox.nats_url = %L', t))
 FROM unnest(ARRAY['nats://h', 'nats://h:4222', 'tls://h:4222', 'nats://user:pass@h:4222', 'nats://a:1,nats://b:2, tls://c:3', 'nats://[::1]:4222']) t;
-SELECT pg_temp.attempt(format('SET outbox.nats_url = %L', t))
+SELECT t, regexp_replace(pg_temp.attempt(format('SET outbox.nats_url = %L', t)), '("outbox.nats_url"): "[^"]*"', '\1')
 FROM unnest(ARRAY['', 'h:4222', 'http://h', 'nats://', 'tls://', 'nats://a,', ',nats://a', 'nats://a,,nats://b', 'nats://a,b', 'NATS']) t;
 -- also a wrong one may hold a password: it is not repeated
 SELECT pg_temp.attempt($$SET outbox.nats_url = 'htp://user:S3cret@h'$$) ~ 'S3cret' AS repeated;

@@ -61,3 +61,26 @@ SELECT format('%s PREPARED ''outbox regress m%s''', CASE WHEN i % 2 = 1 THEN 'CO
 SELECT aggregate_id, event_type FROM pg_temp.events_of('two phase') WHERE aggregate_id LIKE 'm%';
 SELECT count(outbox.enqueue('two phase', 'm' || i, 'after', '{}')) FROM generate_series(1, 5) i;
 SELECT pg_temp.prepared();
+
+-- another session waits until COMMIT PREPARED, and then gets through
+BEGIN;
+SELECT outbox.enqueue('two phase', 'w', 'holder', '{}') IS NOT NULL AS ok;
+PREPARE TRANSACTION 'outbox regress 4';
+\setenv PGDATABASE :DBNAME
+\! psql -X -q -c "SELECT outbox.enqueue('two phase', 'w', 'waiter', '{}')" >/dev/null 2>&1 </dev/null &
+CREATE FUNCTION pg_temp.poll(question text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    answer boolean := false;
+BEGIN
+    FOR i IN 1..3000 LOOP
+        PERFORM pg_stat_clear_snapshot();
+        EXECUTE question INTO answer;
+        EXIT WHEN answer;
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+    RETURN answer;
+END $$;
+SELECT pg_temp.poll($$SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid' AND query LIKE '%waiter%')$$) AS waits;
+COMMIT PREPARED 'outbox regress 4';
+SELECT pg_temp.poll($$SELECT EXISTS (SELECT FROM outbox.events WHERE aggregate_type = 'two phase' AND event_type = 'waiter')$$) AS through;
+SELECT aggregate_id, event_type FROM pg_temp.events_of('two phase') WHERE aggregate_id = 'w';

@@ -39,6 +39,7 @@ typedef struct Entry
 {
 	uint64		key;
 	uint64		holder;			/* full top transaction id */
+	int64		last_position;	/* that the holder drew under this key, 0: none; the holder's own to write */
 	Oid			dboid;
 	uint32		next;			/* in its bucket, or in the free list */
 } Entry;
@@ -156,6 +157,7 @@ insert(uint32 bucket, Oid dboid, uint64 key, uint64 holder, uint32 *index)
 	entries[*index].key = key;
 	entries[*index].dboid = dboid;
 	entries[*index].holder = holder;
+	entries[*index].last_position = 0;
 	entries[*index].next = BUCKET_FIRST(bucket);
 	buckets[bucket] = *index + 1;
 	return true;
@@ -233,6 +235,7 @@ try_take(uint64 key, uint64 self, uint64 gone_holder)
 	else if (entry->holder == gone_holder)
 	{
 		entry->holder = self;
+		entry->last_position = 0;
 		held[held_count++] = entry - entries;
 	}
 	else if (entry->holder != self)
@@ -327,6 +330,28 @@ outbox_aggregate_lock_acquire(const uint64 *keys, int count,
 		}
 	}
 	error_context_stack = callback.previous;
+}
+
+/*
+ * Notes a position that this transaction has drawn under a key that it holds.
+ * Returns the one before it, 0: none.
+ */
+int64
+outbox_aggregate_lock_note_position(uint64 key, int64 position)
+{
+	uint32		bucket = bucket_of(MyDatabaseId, key);
+	int64		previous = 0;
+	Entry	   *entry;
+
+	LWLockAcquire(partition_of(bucket), LW_SHARED);
+	entry = find(bucket, MyDatabaseId, key);
+	if (entry != NULL)
+	{
+		previous = entry->last_position;
+		entry->last_position = position;
+	}
+	LWLockRelease(partition_of(bucket));
+	return previous;
 }
 
 /* Gives back all keys of the current transaction. For commit and abort callbacks: can't fail. */

@@ -13,6 +13,7 @@ extern void outbox_aggregate_lock_shmem_init(int tranche);
 
 extern void outbox_aggregate_lock_acquire(const uint64 *keys, int count,
 										  const char *(*describe) (void *arg, int index), void *arg);
+extern int64 outbox_aggregate_lock_note_position(uint64 key, int64 position);
 extern void outbox_aggregate_lock_release_all(void);
 extern void outbox_aggregate_lock_leave(void);
 extern void outbox_aggregate_lock_restore(uint64 key, FullTransactionId holder);

@@ -175,6 +175,7 @@ insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
 	set_optional(values, nulls, LOG_NOT_BEFORE, event->not_before_given, TimestampTzGetDatum(event->not_before));
 	set_optional(values, nulls, LOG_AGGREGATE_VERSION, event->aggregate_version_given,
 				 Int64GetDatum(event->aggregate_version));
+	set_optional(values, nulls, LOG_FOLLOWS, event->follows != 0, Int64GetDatum(event->follows));
 	set_text(values, nulls, LOG_AGGREGATE_TYPE, event->aggregate_type);
 	set_text(values, nulls, LOG_AGGREGATE_ID, event->aggregate_id);
 	set_text(values, nulls, LOG_EVENT_TYPE, event->event_type);
@@ -227,6 +228,7 @@ append_one(OutboxWriter *writer, const OutboxCatalog *catalog, OutboxDatabase *d
 	}
 
 	event->position = outbox_feed_next_position(database, catalog->sequence);
+	event->follows = database == NULL ? 0 : outbox_aggregate_lock_note_position(event->agg_hash, event->position);
 	insert_row(writer, event);
 }
 

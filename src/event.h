@@ -38,6 +38,7 @@ typedef struct OutboxNewEvent
 
 	/* Filled in by outbox_log_append(). */
 	uint64		agg_hash;
+	int64		follows;		/* position of the transaction's event before it in its aggregate, 0: none */
 	int64		position;		/* 0: the event_id existed, nothing was added */
 	TimestampTz created_at;
 } OutboxNewEvent;

@@ -417,7 +417,7 @@ outbox_launcher_before_utility(Node *statement)
 	return dboid;
 }
 
-/* The command has succeeded: the relay may come back, if its database still exists. After an error it does so by time. */
+/* The command has succeeded: the relay may come back. After an error it does so by time. */
 void
 outbox_launcher_after_utility(Oid dboid)
 {

@@ -177,7 +177,7 @@ static void
 define_server_settings(void)
 {
 	DefineCustomIntVariable("outbox.max_open_aggregates", "Aggregates with events in open transactions, at most.",
-							"For all databases together; each takes 24 bytes of shared memory.",
+							"For all databases together; each takes 40 bytes of shared memory once used.",
 							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
 							"Each takes about 150 kB of shared memory.",
@@ -230,7 +230,9 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 	else
 		standard_ProcessUtility(statement, query, read_only_tree, context, params, environment, receiver, completion);
 
-	outbox_launcher_after_utility(dboid);
+	/* A dropped database is still in pg_database until the commit: no relay shall look for it. */
+	if (!IsA(statement->utilityStmt, DropdbStmt))
+		outbox_launcher_after_utility(dboid);
 	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
 	if (ends_prepared)
 	{

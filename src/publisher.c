@@ -128,12 +128,13 @@ outbox_publisher_configure(OutboxRelay *relay)
 /* ------------------------------------------------------------- outcomes */
 
 static void
-remember_error(OutboxRelay *relay, const char *text)
+remember_error(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text)
 {
 	OutboxRelayStatus *status = &relay->database->status;
 
 	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
-	strlcpy(status->last_error, text, sizeof(status->last_error));
+	snprintf(status->last_error, sizeof(status->last_error), "%s (%d), publishing to \"%s\" in stream \"%s\"",
+			 text, code, event->message.subject, outbox_stream);
 	status->last_error_at = GetCurrentTimestamp();
 	LWLockRelease(&relay->database->status_lock);
 }
@@ -197,9 +198,9 @@ refused(OutboxRelay *relay, OutboxEvent *event, int code, const char *text, Time
 }
 
 /*
- * No answer, or none that counts: stored or not, nobody knows. The same id is
- * sent again after a while; no attempt is counted in the database. Fewer go
- * out at a time until acks come again.
+ * No answer, none that counts, or a refusal that isn't about this event. The
+ * same id is sent again after a while; no attempt is counted in the database.
+ * Fewer go out at a time until acks come again.
  */
 static void
 unanswered(OutboxRelay *relay, OutboxEvent *event, TimestampTz now)
@@ -211,6 +212,25 @@ unanswered(OutboxRelay *relay, OutboxEvent *event, TimestampTz now)
 	outbox_schedule_retry(relay->schedule, &event->schedule, retry_time(attempts, now), attempts);
 }
 
+/*
+ * JetStream error codes that refuse an event for what it is; all others are
+ * about the stream or the server, and so about every event alike.
+ */
+static bool
+is_about_event(int code)
+{
+	switch (code)
+	{
+		case 10054:				/* larger than the stream's max_msg_size */
+		case 10070:				/* expected last message id */
+		case 10071:				/* expected last sequence */
+		case 10111:				/* rollup not permitted */
+			return true;
+		default:
+			return false;
+	}
+}
+
 static void
 take_outcome(OutboxRelay *relay, const BrokerOutcome *outcome, TimestampTz now)
 {
@@ -218,14 +238,17 @@ take_outcome(OutboxRelay *relay, const BrokerOutcome *outcome, TimestampTz now)
 
 	relay->in_flight_bytes -= event->schedule.bytes;
 	if (outcome->kind != BROKER_ACKED)
-		remember_error(relay, outcome->text);
+		remember_error(relay, event, outcome->code, outcome->text);
 	switch (outcome->kind)
 	{
 		case BROKER_ACKED:
 			acked(relay, event, now);
 			break;
 		case BROKER_REFUSED:
-			refused(relay, event, outcome->code, outcome->text, now);
+			if (is_about_event(outcome->code))
+				refused(relay, event, outcome->code, outcome->text, now);
+			else
+				unanswered(relay, event, now);
 			break;
 		case BROKER_LOST:
 			release_claim(relay, event);
@@ -327,7 +350,7 @@ outbox_publisher_send(OutboxRelay *relay)
 
 		if (result == BROKER_PUBLISH_REFUSED)
 		{
-			remember_error(relay, text);
+			remember_error(relay, event, code, text);
 			refused(relay, event, code, text, now);
 		}
 	} while (result == BROKER_PUBLISH_REFUSED && relay->refused_count < OUTBOX_REFUSED_BATCH);

@@ -45,14 +45,10 @@ put_text(Datum *values, bool *nulls, int column, const char *text)
 		values[column] = CStringGetTextDatum(text);
 }
 
-static void
-put_name(ReturnSetInfo *result, Datum *values, bool *nulls, Oid dboid)
+static Datum
+name_datum(const char *name)
 {
-	char	   *name = get_database_name(dboid);
-
-	nulls[0] = name == NULL;
-	if (name != NULL)
-		values[0] = DirectFunctionCall1(namein, CStringGetDatum(name));
+	return DirectFunctionCall1(namein, CStringGetDatum(name));
 }
 
 /* Events known to the relay, and numbers that it has not read up to yet. */
@@ -72,7 +68,7 @@ age_of(TimestampTz since)
 }
 
 static void
-put_database(ReturnSetInfo *result, OutboxDatabase *database)
+put_database(ReturnSetInfo *result, OutboxDatabase *database, const char *name)
 {
 	Datum		values[STATUS_COLUMNS] = {0};
 	bool		nulls[STATUS_COLUMNS] = {false};
@@ -84,7 +80,7 @@ put_database(ReturnSetInfo *result, OutboxDatabase *database)
 	status = database->status;
 	LWLockRelease(&database->status_lock);
 
-	put_name(result, values, nulls, database->dboid);
+	values[0] = name_datum(name);
 	nulls[1] = pid == 0;
 	values[1] = Int32GetDatum(pid);
 	put_text(values, nulls, 2, state_in_words(pid == 0 ? OUTBOX_RELAY_STOPPED : status.state));
@@ -110,7 +106,8 @@ put_nothing(ReturnSetInfo *result, const char *state)
 	bool		nulls[STATUS_COLUMNS];
 
 	memset(nulls, true, sizeof(nulls));
-	put_name(result, values, nulls, MyDatabaseId);
+	nulls[0] = false;
+	values[0] = name_datum(get_database_name(MyDatabaseId));
 	put_text(values, nulls, 2, state);
 	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 }
@@ -131,10 +128,12 @@ outbox_status(PG_FUNCTION_ARGS)
 	{
 		OutboxDatabase *database = &outbox_shared->databases[i];
 
-		if (!OidIsValid(database->dboid))
-			continue;
+		char	   *name = OidIsValid(database->dboid) ? get_database_name(database->dboid) : NULL;
+
+		if (name == NULL)
+			continue;			/* free, or just dropped */
 		own = own || database->dboid == MyDatabaseId;
-		put_database(result, database);
+		put_database(result, database, name);
 	}
 	if (!own)
 		put_nothing(result, "not running");

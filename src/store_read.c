@@ -248,35 +248,6 @@ note_commit(Reader *reader, HeapTuple tuple)
 	reader->durable = Max(reader->durable, lsn);
 }
 
-/* A row of the pass, or of a late range: hands it to the schedule unless it is known. */
-static void
-take_row(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
-{
-	OutboxRelay *relay = reader->relay;
-	int64		position = int64_column(tuple, desc, LOG_POSITION);
-	uint64		aggregate = (uint64) int64_column(tuple, desc, LOG_AGG_HASH);
-
-	switch (outbox_tracker_see(relay->tracker, position))
-	{
-		case TRACKER_KNOWN:
-			return;
-		case TRACKER_NO_MEMORY:
-			out_of_memory();
-			break;
-		case TRACKER_NEW:
-			break;
-	}
-	note_commit(reader, tuple);
-	if (outbox_schedule_would_defer(relay->schedule, aggregate))
-	{
-		if (!outbox_schedule_defer(relay->schedule, aggregate, position, int64_column(tuple, desc, LOG_CREATED_AT)))
-			out_of_memory();
-	}
-	else if (outbox_schedule_add(relay->schedule, build_event(reader, tuple, desc, child), GetCurrentTimestamp()) ==
-			 SCHEDULE_NO_MEMORY)
-		out_of_memory();
-}
-
 /* One child's scan of positions, merged with those of the other children in use. */
 typedef struct ChildScan
 {
@@ -288,7 +259,7 @@ typedef struct ChildScan
 } ChildScan;
 
 static void
-open_scan(ChildScan *scan, int child, Oid index, ScanKey keys, int key_count)
+open_scan(ChildScan *scan, int child, Oid index, ScanKey keys, int key_count, ScanDirection direction)
 {
 	const OutboxCatalog *catalog = outbox_database_catalog(false);
 
@@ -296,7 +267,7 @@ open_scan(ChildScan *scan, int child, Oid index, ScanKey keys, int key_count)
 	scan->log = table_open(catalog->log[child], AccessShareLock);
 	scan->index = index_open(index, AccessShareLock);
 	scan->scan = systable_beginscan_ordered(scan->log, scan->index, GetActiveSnapshot(), key_count, keys);
-	scan->tuple = systable_getnext_ordered(scan->scan, ForwardScanDirection);
+	scan->tuple = systable_getnext_ordered(scan->scan, direction);
 }
 
 static void
@@ -311,6 +282,85 @@ static int64
 next_position(const ChildScan *scan)
 {
 	return scan->tuple == NULL ? PG_INT64_MAX : int64_column(scan->tuple, RelationGetDescr(scan->log), LOG_POSITION);
+}
+
+/* Hands a row that is new to the schedule. */
+static void
+hand_on(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
+{
+	OutboxRelay *relay = reader->relay;
+	uint64		aggregate = (uint64) int64_column(tuple, desc, LOG_AGG_HASH);
+
+	note_commit(reader, tuple);
+	if (outbox_schedule_would_defer(relay->schedule, aggregate))
+	{
+		if (!outbox_schedule_defer(relay->schedule, aggregate, int64_column(tuple, desc, LOG_POSITION),
+								   int64_column(tuple, desc, LOG_CREATED_AT)))
+			out_of_memory();
+	}
+	else if (outbox_schedule_add(relay->schedule, build_event(reader, tuple, desc, child), GetCurrentTimestamp()) ==
+			 SCHEDULE_NO_MEMORY)
+		out_of_memory();
+}
+
+/*
+ * Hands on what precedes a row of the pass in its own transaction and
+ * aggregate. The pass may have gone by those while the transaction was open,
+ * and if it became visible between the drain and the snapshot, its push comes
+ * in the next round only: too late for their order. They are the rows before
+ * this one that aren't seen yet; all older ones of the aggregate were pushed
+ * before this transaction drew its first position.
+ */
+static void
+take_predecessors(Reader *reader, uint64 aggregate, int64 position, int child)
+{
+	ScanKeyData keys[2];
+	ChildScan	scan;
+	List	   *found = NIL;
+	ListCell   *cell;
+
+	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) aggregate));
+	ScanKeyInit(&keys[1], LOG_POSITION, BTLessStrategyNumber, F_INT8LT, Int64GetDatum(position));
+	open_scan(&scan, child, outbox_database_catalog(false)->log_aggregate[child], keys, 2, BackwardScanDirection);
+	for (; scan.tuple != NULL && !outbox_tracker_is_seen(reader->relay->tracker, next_position(&scan));
+		 scan.tuple = systable_getnext_ordered(scan.scan, BackwardScanDirection))
+		found = lcons(heap_copytuple(scan.tuple), found);
+	foreach(cell, found)
+	{
+		HeapTuple	tuple = lfirst(cell);
+
+		if (outbox_tracker_see(reader->relay->tracker,
+							   int64_column(tuple, RelationGetDescr(scan.log), LOG_POSITION)) == TRACKER_NO_MEMORY)
+			out_of_memory();
+		hand_on(reader, tuple, RelationGetDescr(scan.log), child);
+	}
+	list_free_deep(found);
+	close_scan(&scan);
+}
+
+/* A row of the pass, or of a late range: hands it to the schedule unless it is known. */
+static void
+take_row(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
+{
+	OutboxRelay *relay = reader->relay;
+	int64		position = int64_column(tuple, desc, LOG_POSITION);
+	int64		follows;
+	bool		isnull;
+
+	switch (outbox_tracker_see(relay->tracker, position))
+	{
+		case TRACKER_KNOWN:
+			return;
+		case TRACKER_NO_MEMORY:
+			out_of_memory();
+			break;
+		case TRACKER_NEW:
+			break;
+	}
+	follows = DatumGetInt64(column(tuple, desc, LOG_FOLLOWS, &isnull));
+	if (!isnull && !outbox_tracker_is_seen(relay->tracker, follows))
+		take_predecessors(reader, (uint64) int64_column(tuple, desc, LOG_AGG_HASH), position, child);
+	hand_on(reader, tuple, desc, child);
 }
 
 /* The children in use. While a new one was just opened, the old one still gets rows of open transactions. */
@@ -338,7 +388,7 @@ read_range(Reader *reader, int64 lo, int64 hi)
 	ScanKeyInit(&keys[0], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(lo));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(hi));
 	for (int i = 0; i < count; i++)
-		open_scan(&scans[i], children[i], catalog->log_position[children[i]], keys, 2);
+		open_scan(&scans[i], children[i], catalog->log_position[children[i]], keys, 2, ForwardScanDirection);
 
 	for (;;)
 	{
@@ -458,7 +508,7 @@ refill_one(Reader *reader, const ScheduleRefill *refill)
 
 	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) refill->aggregate));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(refill->from_position));
-	open_scan(&scan, child, catalog->log_aggregate[child], keys, 2);
+	open_scan(&scan, child, catalog->log_aggregate[child], keys, 2, ForwardScanDirection);
 	for (; scan.tuple != NULL && added < refill->max_events;
 		 scan.tuple = systable_getnext_ordered(scan.scan, ForwardScanDirection))
 	{

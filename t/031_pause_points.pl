@@ -18,7 +18,7 @@ needs_test_points();
 
 my $nats = OutboxNats->start;
 my $node = new_cluster('main', nats => $nats,
-	extra => "restart_after_crash = on\nmax_worker_processes = 20\nmax_connections = 60\nlog_statement = none");
+	extra => "restart_after_crash = on\nmax_worker_processes = 20\nmax_connections = 60\njit = off\nlog_statement = none");
 my @points = qw(position-drawn visible pushed prepare);
 my %case;
 
@@ -238,6 +238,57 @@ foreach my $point (qw(drained settle))
 }
 is_deeply([ stream_differences($nats, 'OUTBOX', $node, $db) ], [], 'the stream has it, once');
 is_deeply([ check_order($nats, 'OUTBOX') ], [], 'in order');
+
+##########################################################################
+# One transaction with several events of an aggregate, on both sides of the
+# position that the relay has read up to.
+
+my %straddle = (
+	'commits between ring and snapshot' => [ 'drained', 'COMMIT' ],
+	'is visible, not pushed' => [ 'visible', 'COMMIT' ],
+	'prepared, commits between ring and snapshot' => [ 'drained', "COMMIT PREPARED 'straddle'" ],
+);
+
+foreach my $what (sort keys %straddle)
+{
+	my $session = $node->background_psql($db);
+	my ($point, $end) = @{ $straddle{$what} };
+	my ($frozen, $name) = (undef, "one transaction on both sides, $what");
+
+	$round++;
+	wait_relay($node, $db, timeout => 20);
+	$session->query_safe("BEGIN;\n" . events($db, "straddle $round", 1, 2));
+	others($db, "$round a");
+	ok(others_published($db, "$round a"), "$name: the relay is past its first positions");
+	if ($point eq 'visible')
+	{
+		$session->query_safe(events($db, "straddle $round", 3, 4));
+		$frozen = freeze_at('visible', $db, $session, $end);
+	}
+	else
+	{
+		arm($node, $db, $point);
+		$session->query_safe(events($db, "straddle $round", 3, 4));
+		$session->query_safe("PREPARE TRANSACTION 'straddle'") if $end ne 'COMMIT';
+	}
+	others($db, "$round b");
+	if (defined $frozen)
+	{
+		ok(others_published($db, "$round b"), "$name: the relay has read beyond its last position");
+		kill('CONT', $frozen);
+		$session->query_safe('SELECT 1');
+	}
+	else
+	{
+		ok(wait_at_point($node, $db, $point), "$name: the relay stands there");
+		$session->query_safe($end);
+		release($node, $db, $point);
+	}
+	$session->quit;
+	ok(wait_published($node, $db, undef, timeout => 20), "$name: everything is published");
+	is(join(',', map { $_->{payload} } $nats->dump('OUTBOX', "outbox.$db.straddle%20$round.e")),
+		'1,2,3,4', "$name: in order");
+}
 
 ##########################################################################
 # A prepared transaction, a restart of the server, and then a successor.

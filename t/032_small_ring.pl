@@ -13,7 +13,7 @@ needs_test_points();
 
 my $nats = OutboxNats->start;
 my $node = new_cluster('main', nats => $nats,
-	extra => "outbox.test_feed_size = 4\nmax_connections = 60\nshared_buffers = 64MB\nlog_statement = none");
+	extra => "outbox.test_feed_size = 4\nmax_connections = 60\nshared_buffers = 64MB\njit = off\nlog_statement = none");
 my $db = 'postgres';
 my %stop = (
 	'at "drained"' => [ sub { arm($node, $db, 'drained') }, sub { release($node, $db, 'drained') } ],
@@ -71,7 +71,7 @@ foreach my $how (sort keys %stop)
 	$_->quit foreach @open;
 	$go->($relay);
 
-	ok(wait_published($node, $db, undef, timeout => 30), "$name: everything is published");
+	ok(wait_drained($node, $db, timeout => 30), "$name: everything is published");
 	is($node->safe_psql($db, "SELECT count(*) FROM outbox.events WHERE aggregate_id LIKE 'open $round %'"), 6, "$name: the late ones, too");
 	is(relay_pid($node, $db), $relay, "$name: by the same relay");
 }

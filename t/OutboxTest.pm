@@ -600,13 +600,14 @@ sub check_no_crash
 
 # The promise of order: per aggregate, the first copies (of each Nats-Msg-Id)
 # have rising positions in the stream. Returns what contradicts it, in words; a
-# message that lacks what it takes to tell is a contradiction, too.
+# message that lacks what it takes to tell is a contradiction, too. A dump that
+# the caller has already may be given.
 sub check_order
 {
-	my ($nats, $stream) = @_;
+	my ($nats, $stream, $messages) = @_;
 	my (%seen, %last, @violations);
 
-	foreach my $message ($nats->dump($stream))
+	foreach my $message ($messages ? @$messages : $nats->dump($stream))
 	{
 		my ($type, $subject, $sequence) = @{ $message->{headers} }{qw(ce-aggregatetype ce-subject ce-sequence)};
 		my $at = "at sequence $message->{seq}";
@@ -630,7 +631,7 @@ sub check_order
 # Stopping processes in chosen places, killing relays, comparing the stream with
 # the log.
 push @EXPORT, qw(needs_test_points create_test_points arm release wait_at_point relay_pid wait_new_relay
-  wait_relay stream_differences);
+  wait_relay wait_drained stream_differences);
 
 # Ends the whole test file as skipped unless the installed library was built
 # with test points. Creates no cluster for that: it looks into the library.
@@ -714,11 +715,22 @@ sub wait_new_relay
 	return undef;
 }
 
+# Waits until the relay has nothing left to do, cheaply, and then for what
+# wait_published() looks at: for tens of thousands of events.
+sub wait_drained
+{
+	my ($node, $db, %opt) = @_;
+
+	return wait_for_query($node, $db,
+		q{SELECT state = 'active' AND backlog = 0 FROM outbox.status() WHERE database = current_database()}, %opt)
+	  && wait_published($node, $db, undef, %opt);
+}
+
 # What the stream and outbox.events of a database say that contradicts the
 # promises, in words: a published event that isn't stored, a stored one that no
 # transaction committed, an id with two positions or bodies, and, unless
 # copies => 1, a second copy. Events that are not published count as missing,
-# unless pending => 1.
+# unless pending => 1. messages => [...]: a dump that the caller has already.
 sub stream_differences
 {
 	my ($nats, $stream, $node, $db, %opt) = @_;
@@ -730,7 +742,7 @@ sub stream_differences
 
 		$events{$id} = [ $position, $state ];
 	}
-	foreach my $message ($nats->dump($stream))
+	foreach my $message ($opt{messages} ? @{ $opt{messages} } : $nats->dump($stream))
 	{
 		my ($id, $source) = ($message->{msg_id}, $message->{headers}{'ce-source'} // '');
 		my $position = $message->{headers}{'ce-sequence'} // 'none';
