@@ -58,6 +58,7 @@ typedef struct Place
 	Oid			dboid;
 	bool		exists;			/* seen in the last scan */
 	bool		absent;			/* looked into: no extension */
+	uint32		hint;			/* OutboxShared.database_hint before that */
 	BackgroundWorkerHandle *relay;	/* NULL: none running */
 	int			report;			/* where that relay reports */
 	TimestampTz started;
@@ -155,7 +156,7 @@ report_of(const Place *place)
 
 /* Takes note of relays that have ended. */
 static void
-reap(TimestampTz now)
+reap(TimestampTz now, uint32 hint)
 {
 	for (int i = 0; i < place_count; i++)
 	{
@@ -166,7 +167,8 @@ reap(TimestampTz now)
 			continue;
 		pfree(place->relay);
 		place->relay = NULL;
-		place->absent = report_of(place) == OUTBOX_REPORT_ABSENT;
+		/* An extension may have been created while it looked. */
+		place->absent = report_of(place) == OUTBOX_REPORT_ABSENT && place->hint == hint;
 		if (report_of(place) == OUTBOX_REPORT_ASKED || now - place->started > HEALTHY_US)
 			place->failures = 0;
 		else
@@ -196,6 +198,7 @@ start_relay(Place *place, TimestampTz now)
 	static int	next_report = 0;
 	BackgroundWorker worker;
 
+	place->hint = pg_atomic_read_u32(&outbox_shared->database_hint);
 	next_report = (next_report + 1) % OUTBOX_REPORTS;
 	place->report = next_report;
 	pg_atomic_write_u32(&outbox_shared->reports[place->report], OUTBOX_REPORT_NONE);
@@ -278,6 +281,7 @@ OutboxLauncherMain(Datum main_arg)
 {
 	uint32		seen_hint = 0;
 
+	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
@@ -302,7 +306,7 @@ OutboxLauncherMain(Datum main_arg)
 		}
 		scan_databases();
 		now = GetCurrentTimestamp();
-		reap(now);
+		reap(now, hint);
 		if (hint != seen_hint)
 		{
 			for (int i = 0; i < place_count; i++)

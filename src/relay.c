@@ -81,6 +81,7 @@ static void
 pin_session(void)
 {
 	static const char *const settings[][2] = {
+		{"role", "none"},
 		{"default_transaction_isolation", "read committed"},
 		{"default_transaction_read_only", "off"},
 		{"default_transaction_deferrable", "off"},
@@ -294,6 +295,7 @@ OutboxRelayMain(Datum main_arg)
 	WaitEventSet *events;
 	bool		woken = true;
 
+	pqsignal(SIGINT, SIG_IGN);	/* nothing here is worth cancelling */
 	pqsignal(SIGTERM, terminate);
 	report_index = OUTBOX_RELAY_ARG_REPORT(main_arg);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);

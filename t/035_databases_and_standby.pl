@@ -20,9 +20,19 @@ sub enqueue
 {
 	my ($node, $name, $count, $database) = @_;
 
-	$node->safe_psql($database // $db,
-		"SELECT count(outbox.enqueue_text('s', '$name ' || i % 50, 'e', i::text)) FROM generate_series(1, $count) i");
+	$database //= $db;
+	$node->safe_psql($database,
+		"SELECT count(outbox.enqueue_text('$database', '$name ' || i % 50, 'e', i::text)) FROM generate_series(1, $count) i");
 	return;
+}
+
+# The SQLSTATE of a statement that fails, in a server that may be read-only.
+sub sqlstate_of
+{
+	my ($node, $sql) = @_;
+	my ($code, $out, $err) = $node->psql($db, "\\set VERBOSITY sqlstate\n$sql");
+
+	return $code == 0 ? '00000' : $err =~ /ERROR:  (\w{5})/ ? $1 : $err;
 }
 
 ##########################################################################
@@ -91,7 +101,7 @@ $primary->restart;
 
 	foreach my $name (sort keys %database)
 	{
-		my $relay = wait_relay($primary, $name);
+		my $relay = wait_relay($primary, $name, timeout => 5);
 
 		ok($relay, "$name: a relay") or next;
 		enqueue($primary, 'before', 100, $name);
@@ -133,9 +143,9 @@ foreach my $sql (
 	"SELECT outbox.enqueue_many('{s}', '{x}', '{e}', '{1}')",
 	"INSERT INTO outbox.events (aggregate_type, aggregate_id, event_type, payload) VALUES ('s', 'x', 'e', '{}')")
 {
-	is((sqlstate($standby, $db, $sql))[0], '25006', "read-only there: $sql");
+	is(sqlstate_of($standby, $sql), '25006', "read-only there: $sql");
 }
-is((sqlstate($primary, $db, "BEGIN READ ONLY; SELECT outbox.enqueue_text('s', 'x', 'e', 'x')"))[0], '25006', 'read-only transaction');
+is(sqlstate_of($primary, "BEGIN READ ONLY; SELECT outbox.enqueue_text('s', 'x', 'e', 'x')"), '25006', 'read-only transaction');
 
 # The primary is lost in the middle of publishing, with events in flight at a frozen broker.
 $nats->freeze;
