@@ -67,11 +67,14 @@ BEGIN
         EXECUTE pg_catalog.format('CREATE INDEX log_%1$s_aggregate ON outbox.log_%1$s (agg_hash, position)', i);
         EXECUTE pg_catalog.format('CREATE INDEX log_%1$s_created ON outbox.log_%1$s USING brin (created_at)', i);
 
+        EXECUTE pg_catalog.format('COMMENT ON TABLE outbox.log_%1$s IS %2$L', i, 'child ' || i || ' of outbox.log');
+
         EXECUTE pg_catalog.format('CREATE TABLE outbox.ledger_%s () INHERITS (outbox.ledger) WITH (
             autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
             autovacuum_freeze_min_age = 0)', i);
         EXECUTE pg_catalog.format('ALTER TABLE outbox.ledger_%s ALTER bits SET STORAGE PLAIN', i);
         EXECUTE pg_catalog.format('CREATE INDEX ledger_%1$s_bucket ON outbox.ledger_%1$s (bucket)', i);
+        EXECUTE pg_catalog.format('COMMENT ON TABLE outbox.ledger_%1$s IS %2$L', i, 'child ' || i || ' of outbox.ledger');
     END LOOP;
 END $$;
 

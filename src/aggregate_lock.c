@@ -281,7 +281,7 @@ wait_error_context(void *arg)
 {
 	WaitContext *context = arg;
 
-	errcontext("while waiting for a transaction that holds events of %s",
+	errcontext("while waiting for a transaction that holds %s",
 			   context->describe(context->arg, context->index));
 }
 

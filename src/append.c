@@ -78,7 +78,7 @@ describe_key(void *arg, int index)
 	if (key->is_event_id)
 		return psprintf("event_id \"%s\"",
 						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&key->event->event_id))));
-	return psprintf("aggregate \"%s\" of type \"%s\"", key->event->aggregate_id, key->event->aggregate_type);
+	return psprintf("events of aggregate \"%s\" of type \"%s\"", key->event->aggregate_id, key->event->aggregate_type);
 }
 
 /*
