@@ -287,15 +287,12 @@ wait_error_context(void *arg)
 
 /* Without the preloaded library: the lock manager serves, with its limits. */
 static void
-acquire_from_lock_manager(const uint64 *keys, int count)
+take_from_lock_manager(uint64 key)
 {
-	for (int i = 0; i < count; i++)
-	{
-		LOCKTAG		tag;
+	LOCKTAG		tag;
 
-		set_queue_tag(&tag, keys[i]);
-		(void) LockAcquire(&tag, ExclusiveLock, false, false);
-	}
+	set_queue_tag(&tag, key);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
 /*
@@ -312,24 +309,23 @@ outbox_aggregate_lock_acquire(const uint64 *keys, int count,
 	WaitContext context = {describe, arg, 0};
 	ErrorContextCallback callback = {error_context_stack, wait_error_context, &context};
 
-	error_context_stack = &callback;
-	if (table == NULL)
-		acquire_from_lock_manager(keys, count);
-	else
+	for (context.index = 0; context.index < count; context.index++)
 	{
-		for (context.index = 0; context.index < count; context.index++)
-		{
-			uint64		key = keys[context.index];
-			uint64		holder = try_take(key, self, 0);
+		uint64		key = keys[context.index];
+		uint64		holder = table == NULL ? PG_UINT64_MAX : try_take(key, self, 0);
 
-			/* A holder that can't be waited for has left its entry behind. */
-			if (holder != 0 && outbox_xact_is_over((TransactionId) holder))
-				holder = try_take(key, self, holder);
-			if (holder != 0)
-				wait_and_take(key, self, holder);
-		}
+		/* A holder that can't be waited for has left its entry behind. */
+		if (holder != 0 && table != NULL && outbox_xact_is_over((TransactionId) holder))
+			holder = try_take(key, self, holder);
+		if (holder == 0)
+			continue;
+		error_context_stack = &callback;
+		if (table == NULL)
+			take_from_lock_manager(key);
+		else
+			wait_and_take(key, self, holder);
+		error_context_stack = callback.previous;
 	}
-	error_context_stack = callback.previous;
 }
 
 /*
