@@ -165,7 +165,7 @@ insert(uint32 bucket, Oid dboid, uint64 key, uint64 holder, uint32 *index)
 
 /* Takes an entry out of its bucket and frees it. The caller holds the partition exclusively. */
 static void
-delete(uint32 bucket, uint32 index)
+remove_entry(uint32 bucket, uint32 index)
 {
 	uint32		i = BUCKET_FIRST(bucket);
 
@@ -360,7 +360,7 @@ outbox_aggregate_lock_release_all(void)
 		uint32		bucket = bucket_of(MyDatabaseId, entries[index].key);
 
 		LWLockAcquire(partition_of(bucket), LW_EXCLUSIVE);
-		delete(bucket, index);
+		remove_entry(bucket, index);
 		LWLockRelease(partition_of(bucket));
 	}
 }
@@ -411,7 +411,7 @@ outbox_aggregate_lock_sweep(void)
 			/* A live transaction's own entries are its own to delete: it remembers them. */
 			if (entries[i].dboid == MyDatabaseId && !TransactionIdIsInProgress((TransactionId) entries[i].holder) &&
 				outbox_xact_is_over((TransactionId) entries[i].holder))
-				delete(bucket, i);
+				remove_entry(bucket, i);
 			i = next;
 		}
 		LWLockRelease(partition_of(bucket));

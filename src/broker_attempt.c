@@ -26,7 +26,6 @@
 
 #define MAX_SERVERS 32
 
-
 static natsStatus
 set_servers(natsOptions *options, const char *url)
 {

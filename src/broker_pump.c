@@ -88,8 +88,7 @@ wait_and_read(BrokerLink *link)
 {
 	struct pollfd waits[2] = {
 		{.fd = link->fd, .events = POLLIN},
-		{.fd = link->pump_fd, .events = POLLIN}
-	};
+		{.fd = link->pump_fd, .events = POLLIN}};
 	uint64_t	count;
 
 	if (atomic_load(&link->write_wanted))

@@ -115,8 +115,7 @@ read_answer(const BrokerLink *link, natsMsg *msg, BrokerOutcome *outcome)
 	{
 		outcome->kind = BROKER_REFUSED;
 		outcome->code = ack.error_code;
-		broker_text(outcome->text, "%s", ack.description[0] != '\0' ?
-					ack.description : "JetStream gave no reason");
+		broker_text(outcome->text, "%s", ack.description[0] != '\0' ? ack.description : "JetStream gave no reason");
 	}
 	else if (ack.kind == ACK_MALFORMED)
 	{

@@ -320,7 +320,7 @@ broker_post_wait(BrokerPost *post, int grace_ms)
 void
 broker_wake(int event_fd)
 {
-	ssize_t		written = write(event_fd, &(uint64_t){1}, sizeof(uint64_t));
+	ssize_t		written = write(event_fd, &(uint64_t) {1}, sizeof(uint64_t));
 
 	(void) written;
 }

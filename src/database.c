@@ -141,10 +141,11 @@ full_xid(TransactionId xid)
 static TransactionId *
 prepared_xids(int *count)
 {
+	const char *query = "SELECT transaction FROM pg_catalog.pg_prepared_xacts"
+						" WHERE database = pg_catalog.current_database()";
 	TransactionId *xids;
 
-	if (SPI_execute("SELECT transaction FROM pg_catalog.pg_prepared_xacts"
-					" WHERE database = pg_catalog.current_database()", true, 0) != SPI_OK_SELECT)
+	if (SPI_execute(query, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read pg_prepared_xacts");
 	*count = (int) SPI_processed;
 	xids = palloc(sizeof(TransactionId) * (*count + 1));

@@ -155,7 +155,7 @@ utf8_length(const unsigned char *s)
 		return 1;
 	if (s[0] < 0xc2 || s[0] > 0xf4)
 		return 0;
-	length = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+	length = 2 + (s[0] >= 0xe0) + (s[0] >= 0xf0);
 
 	if (s[0] == 0xe0)
 		low = 0xa0;
@@ -443,8 +443,7 @@ has_white_space(const char *text, size_t length, bool at_end)
 		" ", "\xc2\x85", "\xc2\xa0", "\xe1\x9a\x80", "\xe2\x80\x80", "\xe2\x80\x81", "\xe2\x80\x82",
 		"\xe2\x80\x83", "\xe2\x80\x84", "\xe2\x80\x85", "\xe2\x80\x86", "\xe2\x80\x87", "\xe2\x80\x88",
 		"\xe2\x80\x89", "\xe2\x80\x8a", "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f",
-		"\xe3\x80\x80", "\xef\xbb\xbf",
-	};
+		"\xe3\x80\x80", "\xef\xbb\xbf"};
 
 	for (size_t i = 0; i < sizeof(blanks) / sizeof(blanks[0]); i++)
 	{

@@ -42,7 +42,7 @@ extern const char *outbox_encode_check_template(const char *template);
 
 /* Renders a valid template. Returns the length, or -1 if out is too small. */
 extern int	outbox_encode_subject(const char *template, const char *aggregate_type, const char *aggregate_id,
-								  const char *event_type, char *out, size_t out_size);
+								 const char *event_type, char *out, size_t out_size);
 
 /* The subjects that a stream for this template listens to: leading literal tokens and ">". */
 extern int	outbox_encode_stream_subjects(const char *template, char *out, size_t out_size);

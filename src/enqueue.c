@@ -90,9 +90,10 @@ make_event(OutboxNewEvent *event, const NullableDatum *args, char payload_kind)
 	event->aggregate_id = optional_text(args[ARG_AGGREGATE_ID]);
 	event->event_type = optional_text(args[ARG_EVENT_TYPE]);
 	event->payload_kind = payload_kind;
-	if (!args[ARG_PAYLOAD].isnull)
-		event->payload = payload_kind == PAYLOAD_JSONB ? jsonb_bytes(DatumGetJsonbP(args[ARG_PAYLOAD].value))
-			: DatumGetByteaPP(args[ARG_PAYLOAD].value);
+	if (!args[ARG_PAYLOAD].isnull && payload_kind == PAYLOAD_JSONB)
+		event->payload = jsonb_bytes(DatumGetJsonbP(args[ARG_PAYLOAD].value));
+	else if (!args[ARG_PAYLOAD].isnull)
+		event->payload = DatumGetByteaPP(args[ARG_PAYLOAD].value);
 	if (!args[ARG_HEADERS].isnull)
 		event->headers = DatumGetJsonbP(args[ARG_HEADERS].value);
 	event->subject = optional_text(args[ARG_SUBJECT]);
@@ -171,8 +172,7 @@ typedef struct Column
 
 static const char *const argument_names[ARG_EVENT_COUNT] = {
 	"aggregate_type", "aggregate_id", "event_type", "payload", "headers", "subject", "event_id",
-	"occurred_at", "priority", "not_before", "content_type", "dataschema", "aggregate_version"
-};
+	"occurred_at", "priority", "not_before", "content_type", "dataschema", "aggregate_version"};
 
 static void
 read_column(Column *column, NullableDatum argument)
@@ -339,13 +339,11 @@ completed_row(TriggerData *trigger, const OutboxNewEvent *event)
 	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
 	const char *names[] = {
 		"position", "event_id", "occurred_at", "created_at", "priority", "publish_state", "attempts", "agg_hash",
-		"headers", "published_at", "next_attempt_at", "last_error"
-	};
+		"headers", "published_at", "next_attempt_at", "last_error"};
 	Datum		values[lengthof(names)] = {
 		Int64GetDatum(event->position), UUIDPGetDatum(&event->event_id), TimestampTzGetDatum(event->occurred_at),
 		TimestampTzGetDatum(event->created_at), Int32GetDatum(event->priority), CStringGetTextDatum("pending"),
-		Int32GetDatum(0), Int64GetDatum((int64) event->agg_hash)
-	};
+		Int32GetDatum(0), Int64GetDatum((int64) event->agg_hash)};
 	bool		nulls[lengthof(names)] = {false};
 	int			columns[lengthof(names)];
 

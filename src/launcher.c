@@ -93,8 +93,10 @@ see_database(Oid dboid)
 		if (place_count == place_space)
 		{
 			place_space = Max(16, place_space * 2);
-			places = places == NULL ? MemoryContextAlloc(TopMemoryContext, place_space * sizeof(Place))
-				: repalloc(places, place_space * sizeof(Place));
+			if (places == NULL)
+				places = MemoryContextAlloc(TopMemoryContext, place_space * sizeof(Place));
+			else
+				places = repalloc(places, place_space * sizeof(Place));
 		}
 		place = &places[place_count++];
 		memset(place, 0, sizeof(Place));
@@ -170,11 +172,15 @@ reap(TimestampTz now, uint32 hint)
 		/* An extension may have been created while it looked. */
 		place->absent = report_of(place) == OUTBOX_REPORT_ABSENT && place->hint == hint;
 		if (report_of(place) == OUTBOX_REPORT_ASKED || now - place->started > HEALTHY_US)
+		{
 			place->failures = 0;
+			place->not_before = now;
+		}
 		else
+		{
+			place->not_before = now + Min(RESTART_BASE_US << Min(place->failures, 10), RESTART_MAX_US);
 			place->failures++;
-		place->not_before = place->failures == 0 ? now
-			: now + Min(RESTART_BASE_US << Min(place->failures - 1, 10), RESTART_MAX_US);
+		}
 	}
 }
 

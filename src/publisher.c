@@ -171,9 +171,10 @@ acked(OutboxRelay *relay, OutboxEvent *event, TimestampTz now)
 static TimestampTz
 retry_time(int attempts, TimestampTz now)
 {
-	return now + outbox_schedule_backoff(attempts, outbox_retry_base_delay * INT64CONST(1000),
-										 outbox_retry_max_delay * INT64CONST(1000),
-										 pg_prng_double(&pg_global_prng_state));
+	int64		base = outbox_retry_base_delay * INT64CONST(1000);
+	int64		max = outbox_retry_max_delay * INT64CONST(1000);
+
+	return now + outbox_schedule_backoff(attempts, base, max, pg_prng_double(&pg_global_prng_state));
 }
 
 /* The event itself was refused: an attempt that counts, recorded with its reason. */

@@ -256,10 +256,13 @@ sleep_until_something(WaitEventSet *events)
 static void
 reload_settings(void)
 {
+	ScheduleLimits limits;
+
 	ConfigReloadPending = false;
 	ProcessConfigFile(PGC_SIGHUP);
-	outbox_schedule_set_limits(relay.schedule, &(ScheduleLimits)
-							   {(size_t) outbox_relay_memory * 1024 / 2, 256});
+	limits.max_bytes = (size_t) outbox_relay_memory * 1024 / 2;
+	limits.max_queue = OUTBOX_MAX_QUEUE;
+	outbox_schedule_set_limits(relay.schedule, &limits);
 	outbox_publisher_configure(&relay);
 }
 

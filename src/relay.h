@@ -43,6 +43,9 @@ typedef struct OutboxRangeList
 	int			space;
 } OutboxRangeList;
 
+/* Events held per aggregate; more are read again when their turn comes. */
+#define OUTBOX_MAX_QUEUE 256
+
 /* Acks and refusals kept before they must be recorded. */
 #define OUTBOX_SETTLE_BATCH 1024
 #define OUTBOX_REFUSED_BATCH 256

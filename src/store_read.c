@@ -81,9 +81,10 @@ add_range(OutboxRangeList *list, int64 lo, int64 hi)
 	if (list->count == list->space)
 	{
 		list->space = Max(64, list->space * 2);
-		list->ranges = list->ranges == NULL
-			? MemoryContextAlloc(TopMemoryContext, list->space * sizeof(OutboxRange))
-			: repalloc_huge(list->ranges, list->space * sizeof(OutboxRange));
+		if (list->ranges == NULL)
+			list->ranges = MemoryContextAlloc(TopMemoryContext, list->space * sizeof(OutboxRange));
+		else
+			list->ranges = repalloc_huge(list->ranges, list->space * sizeof(OutboxRange));
 	}
 	list->ranges[list->count++] = (OutboxRange) {lo, hi};
 }
@@ -580,8 +581,8 @@ load_ledger(OutboxRelay *relay, int64 watermark)
 {
 	Oid			types[] = {INT8OID};
 	Datum		values[] = {Int64GetDatum(watermark >> OUTBOX_BUCKET_SHIFT)};
-	Portal		portal = SPI_cursor_open_with_args(NULL, "SELECT bucket, lo, hi, bits FROM outbox.ledger WHERE bucket >= $1",
-												   1, types, values, NULL, true, 0);
+	const char *query = "SELECT bucket, lo, hi, bits FROM outbox.ledger WHERE bucket >= $1";
+	Portal		portal = SPI_cursor_open_with_args(NULL, query, 1, types, values, NULL, true, 0);
 
 	for (;;)
 	{
@@ -599,9 +600,11 @@ load_ledger(OutboxRelay *relay, int64 watermark)
 static void
 load_deliveries(OutboxRelay *relay)
 {
-	if (SPI_execute("SELECT d.position, l.agg_hash, l.created_at, d.next_attempt_at, d.attempts"
-					" FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position"
-					" WHERE d.state = 'r' ORDER BY d.position", true, 0) != SPI_OK_SELECT)
+	const char *query = "SELECT d.position, l.agg_hash, l.created_at, d.next_attempt_at, d.attempts"
+						" FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position"
+						" WHERE d.state = 'r' ORDER BY d.position";
+
+	if (SPI_execute(query, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.delivery");
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
@@ -626,7 +629,7 @@ load_deliveries(OutboxRelay *relay)
 void
 outbox_store_load(OutboxRelay *relay)
 {
-	ScheduleLimits limits = {(size_t) outbox_relay_memory * 1024 / 2, 256};
+	ScheduleLimits limits = {(size_t) outbox_relay_memory * 1024 / 2, OUTBOX_MAX_QUEUE};
 	int64		watermark;
 
 	if (SPI_connect() != SPI_OK_CONNECT)

@@ -48,16 +48,18 @@ bitmap_of(const OutboxAcked *entries, int count)
 	int			span = (int) (entries[count - 1].position - entries[0].position) + 1;
 	int			size = VARHDRSZ + (span + 7) / 8;
 	bytea	   *bits;
+	uint8	   *bytes;
 
 	if (span == count)
 		return NULL;
 	bits = palloc0(size);
 	SET_VARSIZE(bits, size);
+	bytes = (uint8 *) VARDATA(bits);
 	for (int i = 0; i < count; i++)
 	{
 		int			n = (int) (entries[i].position - entries[0].position);
 
-		VARDATA(bits)[n / 8] |= 1 << (n % 8);
+		bytes[n / 8] |= 1 << (n % 8);
 	}
 	return bits;
 }
@@ -128,8 +130,7 @@ write_refused(const OutboxRefused *entry)
 	Oid			types[] = {INT8OID, TIMESTAMPTZOID, INT4OID, TEXTOID};
 	Datum		values[] = {
 		Int64GetDatum(entry->position), TimestampTzGetDatum(entry->next_attempt_at),
-		Int32GetDatum(entry->code), CStringGetTextDatum(entry->text)
-	};
+		Int32GetDatum(entry->code), CStringGetTextDatum(entry->text)};
 
 	run("INSERT INTO outbox.delivery AS d (position, state, attempts, next_attempt_at, last_code, last_error)"
 		" VALUES ($1, 'r', 1, $2, $3, $4) ON CONFLICT (position) DO UPDATE SET attempts = d.attempts + 1,"
@@ -154,8 +155,8 @@ close_deliveries(OutboxRelay *relay)
 	if (count == 0)
 		return;
 	value = PointerGetDatum(construct_array(positions, count, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	run("UPDATE outbox.delivery SET state = 'd', attempts = attempts + 1, next_attempt_at = NULL"
-		" WHERE position = ANY ($1)", 1, &type, &value);
+	run("UPDATE outbox.delivery SET state = 'd', attempts = attempts + 1, next_attempt_at = NULL WHERE position = ANY ($1)",
+		1, &type, &value);
 }
 
 static void
@@ -250,8 +251,9 @@ outbox_store_advance_watermark(OutboxRelay *relay)
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	run("INSERT INTO outbox.watermark (position) VALUES ($1)", 1, types, values);
-	run("DELETE FROM outbox.watermark WHERE position < (SELECT min(position) FROM"
-		" (SELECT position FROM outbox.watermark ORDER BY position DESC LIMIT 100) newest)", 0, NULL, NULL);
+	run("DELETE FROM outbox.watermark WHERE position <"
+		" (SELECT position FROM outbox.watermark ORDER BY position DESC OFFSET 99 LIMIT 1)",
+		0, NULL, NULL);
 	SPI_finish();
 	outbox_store_end();
 	pgstat_report_stat(true);

@@ -128,6 +128,13 @@ $node->safe_psql('second', 'BEGIN; DROP EXTENSION outbox; CREATE EXTENSION outbo
 $id = enqueue($node, 'second', 'swapped');
 arrives($nats, 'swapped', $id, 'dropped and created in one transaction', timeout => 10);
 
+# ... so slowly that the old relay is in the middle of recording something
+@ids = split(/\n/, $node->safe_psql('second', "SELECT outbox.enqueue('order', 'slow', 'E', '1') FROM generate_series(1, 50)"));
+arrives($nats, 'slow', "@ids", 'one aggregate of 50 events');
+$node->safe_psql('second', 'BEGIN; DROP EXTENSION outbox; SELECT pg_sleep(2.5); CREATE EXTENSION outbox; COMMIT');
+$id = enqueue($node, 'second', 'slowly');
+arrives($nats, 'slowly', $id, 'dropped and slowly created in one transaction', timeout => 10);
+
 $node->safe_psql('second', 'BEGIN; DROP EXTENSION outbox; ROLLBACK');
 $id = enqueue($node, 'second', 'kept');
 arrives($nats, 'kept', $id, 'a drop that was rolled back', timeout => 10);
@@ -135,7 +142,7 @@ arrives($nats, 'kept', $id, 'a drop that was rolled back', timeout => 10);
 # with events in flight
 $nats->freeze;
 enqueue($node, 'second', 'frozen');
-ok(wait_for_query($node, 'second', 'SELECT count(*) FROM outbox.in_flight_positions()', expected => 1), 'in flight');
+ok(wait_for_query($node, 'second', 'SELECT count(*) FROM outbox.in_flight_positions()', expected => 1, timeout => 10), 'in flight');
 $start = time();
 $node->safe_psql('second', 'DROP EXTENSION outbox');
 cmp_ok(time() - $start, '<', 5, 'DROP EXTENSION with a frozen broker is quick');
