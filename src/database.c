@@ -20,6 +20,7 @@
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -97,6 +98,26 @@ outbox_database_catalog(bool missing_ok)
 	}
 	catalog_valid = true;
 	return &catalog;
+}
+
+/*
+ * Keeps the extension from being dropped until the end of the transaction,
+ * and so its names from meaning the tables of a new one. NULL: it is gone, or
+ * going.
+ */
+const OutboxCatalog *
+outbox_database_lock(void)
+{
+	const OutboxCatalog *objects = outbox_database_catalog(true);
+	Oid			sequence;
+
+	if (objects == NULL)
+		return NULL;
+	sequence = objects->sequence;
+	LockRelationOid(sequence, AccessShareLock);
+	/* Waiting for the lock has told us of what happened meanwhile. */
+	objects = outbox_database_catalog(true);
+	return objects != NULL && objects->sequence == sequence ? objects : NULL;
 }
 
 /* One bigint from a query that returns at most one row; 0 for no row or NULL. */

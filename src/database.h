@@ -20,6 +20,7 @@ typedef struct OutboxCatalog
 } OutboxCatalog;
 
 extern const OutboxCatalog *outbox_database_catalog(bool missing_ok);
+extern const OutboxCatalog *outbox_database_lock(void);
 extern OutboxDatabase *outbox_database_attach(const OutboxCatalog *catalog);
 extern int64 outbox_database_watermark(void);
 

@@ -121,20 +121,20 @@ attach(void)
 	const OutboxCatalog *catalog;
 
 	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-	catalog = outbox_database_catalog(true);
+	catalog = outbox_database_lock();
 	if (catalog == NULL || !take_relay_lock())
 	{
-		if (catalog == NULL)
+		/* One that is just being replaced is not absent: the launcher tries again. */
+		if (catalog == NULL && outbox_database_catalog(true) == NULL)
 		{
 			outbox_shmem_free(MyDatabaseId);
 			report(OUTBOX_REPORT_ABSENT);
 		}
-		PopActiveSnapshot();
 		CommitTransactionCommand();
 		return false;
 	}
 
+	PushActiveSnapshot(GetTransactionSnapshot());
 	relay.database = outbox_database_attach(catalog);
 	relay.started = GetCurrentTimestamp();
 	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);

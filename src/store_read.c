@@ -53,7 +53,7 @@ outbox_store_begin(OutboxRelay *relay)
 
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
-	catalog = outbox_database_catalog(true);
+	catalog = outbox_database_lock();
 	if (catalog == NULL || catalog->sequence != pg_atomic_read_u32(&relay->database->ready_for))
 	{
 		AbortCurrentTransaction();
