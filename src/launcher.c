@@ -427,7 +427,7 @@ outbox_launcher_before_utility(Node *statement)
 	return dboid;
 }
 
-/* The command has succeeded: the relay may come back. After an error it does so by time. */
+/* The command has ended: the relay may come back. */
 void
 outbox_launcher_after_utility(Oid dboid)
 {

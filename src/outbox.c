@@ -210,25 +210,37 @@ object_access(ObjectAccessType access, Oid class_id, Oid object_id, int sub_id, 
 	}
 }
 
+static bool
+ends_prepared_transaction(Node *statement)
+{
+	TransactionStmtKind kind;
+
+	if (!IsA(statement, TransactionStmt))
+		return false;
+	kind = ((TransactionStmt *) statement)->kind;
+	return kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED;
+}
+
 static void
 utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessUtilityContext context,
 		ParamListInfo params, QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
-	bool		ends_prepared = false;
-	Oid			dboid;
+	volatile bool ends_prepared = ends_prepared_transaction(statement->utilityStmt);
+	Oid			dboid = outbox_launcher_before_utility(statement->utilityStmt);
 
-	if (IsA(statement->utilityStmt, TransactionStmt))
+	PG_TRY();
 	{
-		TransactionStmtKind kind = ((TransactionStmt *) statement->utilityStmt)->kind;
-
-		ends_prepared = kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED;
+		if (previous_utility_hook)
+			previous_utility_hook(statement, query, read_only_tree, context, params, environment, receiver, completion);
+		else
+			standard_ProcessUtility(statement, query, read_only_tree, context, params, environment, receiver, completion);
 	}
-	dboid = outbox_launcher_before_utility(statement->utilityStmt);
-
-	if (previous_utility_hook)
-		previous_utility_hook(statement, query, read_only_tree, context, params, environment, receiver, completion);
-	else
-		standard_ProcessUtility(statement, query, read_only_tree, context, params, environment, receiver, completion);
+	PG_CATCH();
+	{
+		outbox_launcher_after_utility(dboid);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 
 	/* A dropped database is still in pg_database until the commit: no relay shall look for it. */
 	if (!IsA(statement->utilityStmt, DropdbStmt))

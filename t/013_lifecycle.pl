@@ -167,6 +167,7 @@ $node->safe_psql('postgres', 'CREATE DATABASE copied TEMPLATE renamed');
 cmp_ok(time() - $start, '<', 10, 'CREATE DATABASE ... TEMPLATE while the relay runs');
 $id = enqueue($node, 'renamed', 'original');
 arrives($nats, 'original', $id, 'the relay of the original comes back');
+ok(wait_until(10, sub { relays($node, 'copied') == 1 }), 'the copy has a relay of its own');
 $node->safe_psql('postgres', 'DROP DATABASE copied');
 
 # A command that fails must not keep the relay away for good.
