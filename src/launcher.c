@@ -228,18 +228,22 @@ start_relay(Place *place, TimestampTz now)
 	return true;
 }
 
-/* The database's own wish that no relay comes for a while. */
+/*
+ * No relay may start before this time: the database is being changed, or has
+ * a relay that an earlier launcher started.
+ */
 static TimestampTz
-no_relay_before(Oid dboid)
+no_relay_before(Oid dboid, TimestampTz now)
 {
-	TimestampTz result = 0;
+	OutboxDatabase *database = outbox_shmem_find(dboid);
+	TimestampTz result;
 
+	if (database == NULL)
+		return 0;
+	if (pg_atomic_read_u32(&database->relay_pid) != 0)
+		return now + SCAN_MS * INT64CONST(1000);
 	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
-	for (int i = 0; i < outbox_shared->database_count; i++)
-	{
-		if (outbox_shared->databases[i].dboid == dboid)
-			result = outbox_shared->databases[i].no_relay_before;
-	}
+	result = database->no_relay_before;
 	LWLockRelease(&outbox_shared->lock);
 	return result;
 }
@@ -260,7 +264,7 @@ start_due(TimestampTz now)
 
 		if (place->relay != NULL || place->absent || !place->exists)
 			continue;
-		due = Max(place->not_before, no_relay_before(place->dboid));
+		due = Max(place->not_before, no_relay_before(place->dboid, now));
 		if (due > now)
 			next = Min(next, due);
 		else if (starting == MAX_STARTING)
