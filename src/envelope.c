@@ -112,7 +112,7 @@ add_own_headers(Builder *builder, const OutboxRow *row)
 	outbox_encode_time(row->occurred_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY, text);
 	add_header(builder, "ce-time", text);
 	add_attribute(builder, "ce-datacontenttype", content_type(row));
-	snprintf(text, sizeof(text), "%019" INT64_MODIFIER "d", row->position);
+	snprintf(text, sizeof(text), "%019lld", (long long) row->position);
 	add_header(builder, "ce-sequence", text);
 	add_attribute(builder, "ce-partitionkey", psprintf("%s/%s", row->aggregate_type, row->aggregate_id));
 	add_attribute(builder, "ce-aggregatetype", row->aggregate_type);
