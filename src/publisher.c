@@ -119,9 +119,7 @@ outbox_publisher_configure(OutboxRelay *relay)
 	ok = broker_configure(relay->broker, &config);
 	restore_signals(&saved);
 	if (!ok)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory")));
+		outbox_relay_out_of_memory();
 	relay->window = Min(relay->window, outbox_max_in_flight);
 }
 
@@ -420,6 +418,9 @@ outbox_publisher_report(OutboxRelay *relay)
 		strlcpy(last_text, broker.text, sizeof(last_text));
 	}
 	last_broker_state = broker.state;
+	/* What waited for an answer of the broker need not wait any longer. */
+	if (state == OUTBOX_RELAY_ACTIVE && status->state != state)
+		outbox_schedule_retry_now(relay->schedule, GetCurrentTimestamp());
 
 	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
 	if (status->state != state)

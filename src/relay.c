@@ -48,6 +48,15 @@ report(OutboxReport what)
 	pg_atomic_write_u32(&outbox_shared->reports[report_index], what);
 }
 
+/* For what was allocated outside of memory contexts. The process ends, and the launcher starts another. */
+void
+outbox_relay_out_of_memory(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OUT_OF_MEMORY),
+			 errmsg("out of memory")));
+}
+
 /* before_shmem_exit */
 static void
 leave(int code, Datum arg)

@@ -84,8 +84,13 @@ typedef struct OutboxRelay
 	MemoryContext loop_context; /* reset in each round of the loop */
 } OutboxRelay;
 
-/* store_read.c */
+/* relay.c */
+pg_attribute_noreturn() extern void outbox_relay_out_of_memory(void);
+
+/* store_load.c */
 extern void outbox_store_load(OutboxRelay *relay);
+
+/* store_read.c */
 extern void outbox_store_read(OutboxRelay *relay);
 extern void outbox_store_refill(OutboxRelay *relay);
 extern void outbox_store_begin(OutboxRelay *relay);

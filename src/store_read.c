@@ -13,25 +13,20 @@
  */
 #include "outbox.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/table.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/memutils.h"
-#include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-#include "aggregate_lock.h"
 #include "feed.h"
 #include "log.h"
+#include "log_scan.h"
 #include "relay.h"
 
 /* Rows in one transaction, so that what was read is sent before more is read. */
@@ -159,84 +154,6 @@ typedef struct Reader
 	XLogRecPtr	durable;		/* the WAL must be flushed to here before anything read is sent */
 } Reader;
 
-static Datum
-column(HeapTuple tuple, TupleDesc desc, int number, bool *isnull)
-{
-	return heap_getattr(tuple, number, desc, isnull);
-}
-
-static int64
-int64_column(HeapTuple tuple, TupleDesc desc, int number)
-{
-	bool		isnull;
-
-	return DatumGetInt64(column(tuple, desc, number, &isnull));
-}
-
-static const char *
-text_column(HeapTuple tuple, TupleDesc desc, int number)
-{
-	bool		isnull;
-	Datum		value = column(tuple, desc, number, &isnull);
-
-	return isnull ? NULL : TextDatumGetCString(value);
-}
-
-/* Takes a row apart; strings go to the current memory context. */
-static void
-read_row(HeapTuple tuple, TupleDesc desc, int child, OutboxRow *row)
-{
-	bool		isnull;
-	bytea	   *payload;
-
-	row->child = child;
-	row->position = int64_column(tuple, desc, LOG_POSITION);
-	row->agg_hash = (uint64) int64_column(tuple, desc, LOG_AGG_HASH);
-	row->event_id = *DatumGetUUIDP(column(tuple, desc, LOG_EVENT_ID, &isnull));
-	row->occurred_at = int64_column(tuple, desc, LOG_OCCURRED_AT);
-	row->created_at = int64_column(tuple, desc, LOG_CREATED_AT);
-	row->not_before = DatumGetTimestampTz(column(tuple, desc, LOG_NOT_BEFORE, &isnull));
-	if (isnull)
-		row->not_before = 0;
-	row->aggregate_version = DatumGetInt64(column(tuple, desc, LOG_AGGREGATE_VERSION, &isnull));
-	row->has_version = !isnull;
-	row->priority = DatumGetInt16(column(tuple, desc, LOG_PRIORITY, &isnull));
-	row->payload_kind = DatumGetChar(column(tuple, desc, LOG_PAYLOAD_KIND, &isnull));
-	row->aggregate_type = text_column(tuple, desc, LOG_AGGREGATE_TYPE);
-	row->aggregate_id = text_column(tuple, desc, LOG_AGGREGATE_ID);
-	row->event_type = text_column(tuple, desc, LOG_EVENT_TYPE);
-	row->subject = text_column(tuple, desc, LOG_SUBJECT);
-	row->content_type = text_column(tuple, desc, LOG_CONTENT_TYPE);
-	row->dataschema = text_column(tuple, desc, LOG_DATASCHEMA);
-	row->headers = text_column(tuple, desc, LOG_HEADERS);
-	payload = DatumGetByteaPP(column(tuple, desc, LOG_PAYLOAD, &isnull));
-	row->payload = VARDATA_ANY(payload);
-	row->payload_len = VARSIZE_ANY_EXHDR(payload);
-}
-
-/* Builds the in-memory event of a tuple. */
-static SchedEvent *
-build_event(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
-{
-	MemoryContext caller = MemoryContextSwitchTo(reader->relay->row_context);
-	OutboxRow	row;
-	OutboxEvent *event;
-
-	read_row(tuple, desc, child, &row);
-	event = outbox_envelope_build(&row);
-	MemoryContextSwitchTo(caller);
-	MemoryContextReset(reader->relay->row_context);
-	return &event->schedule;
-}
-
-static void
-out_of_memory(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OUT_OF_MEMORY),
-			 errmsg("out of memory")));
-}
-
 /*
  * A visible row isn't necessarily durable: with synchronous_commit = off its
  * transaction's commit record may still be on its way to disk.
@@ -249,59 +166,34 @@ note_commit(Reader *reader, HeapTuple tuple)
 	reader->durable = Max(reader->durable, lsn);
 }
 
-/* One child's scan of positions, merged with those of the other children in use. */
-typedef struct ChildScan
-{
-	int			child;
-	Relation	log;
-	Relation	index;
-	SysScanDesc scan;
-	HeapTuple	tuple;			/* the next one, NULL at the end */
-} ChildScan;
-
-static void
-open_scan(ChildScan *scan, int child, Oid index, ScanKey keys, int key_count, ScanDirection direction)
-{
-	const OutboxCatalog *catalog = outbox_database_catalog(false);
-
-	scan->child = child;
-	scan->log = table_open(catalog->log[child], AccessShareLock);
-	scan->index = index_open(index, AccessShareLock);
-	scan->scan = systable_beginscan_ordered(scan->log, scan->index, GetActiveSnapshot(), key_count, keys);
-	scan->tuple = systable_getnext_ordered(scan->scan, direction);
-}
-
-static void
-close_scan(ChildScan *scan)
-{
-	systable_endscan_ordered(scan->scan);
-	index_close(scan->index, AccessShareLock);
-	table_close(scan->log, AccessShareLock);
-}
-
-static int64
-next_position(const ChildScan *scan)
-{
-	return scan->tuple == NULL ? PG_INT64_MAX : int64_column(scan->tuple, RelationGetDescr(scan->log), LOG_POSITION);
-}
-
 /* Hands a row that is new to the schedule. */
 static void
-hand_on(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
+hand_on(Reader *reader, const OutboxLogScan *scan, HeapTuple tuple)
 {
-	OutboxRelay *relay = reader->relay;
-	uint64		aggregate = (uint64) int64_column(tuple, desc, LOG_AGG_HASH);
+	Schedule   *schedule = reader->relay->schedule;
+	uint64		aggregate = (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0);
+	bool		taken;
 
 	note_commit(reader, tuple);
-	if (outbox_schedule_would_defer(relay->schedule, aggregate))
-	{
-		if (!outbox_schedule_defer(relay->schedule, aggregate, int64_column(tuple, desc, LOG_POSITION),
-								   int64_column(tuple, desc, LOG_CREATED_AT)))
-			out_of_memory();
-	}
-	else if (outbox_schedule_add(relay->schedule, build_event(reader, tuple, desc, child), GetCurrentTimestamp()) ==
-			 SCHEDULE_NO_MEMORY)
-		out_of_memory();
+	if (outbox_schedule_would_defer(schedule, aggregate))
+		taken = outbox_schedule_defer(schedule, aggregate, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
+									  outbox_log_scan_int64(scan, tuple, LOG_CREATED_AT, 0));
+	else
+		taken = outbox_schedule_add(schedule, &outbox_log_scan_event(scan, tuple, reader->relay->row_context)->schedule,
+									GetCurrentTimestamp()) != SCHEDULE_NO_MEMORY;
+	if (!taken)
+		outbox_relay_out_of_memory();
+}
+
+/* True if the position wasn't known before. */
+static bool
+see(Reader *reader, int64 position)
+{
+	TrackerSee	result = outbox_tracker_see(reader->relay->tracker, position);
+
+	if (result == TRACKER_NO_MEMORY)
+		outbox_relay_out_of_memory();
+	return result == TRACKER_NEW;
 }
 
 /*
@@ -313,63 +205,44 @@ hand_on(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
  * before this transaction drew its first position.
  */
 static void
-take_predecessors(Reader *reader, uint64 aggregate, int64 position, int child)
+take_predecessors(Reader *reader, int child, int64 aggregate, int64 position)
 {
 	ScanKeyData keys[2];
-	ChildScan	scan;
+	OutboxLogScan scan;
 	List	   *found = NIL;
 	ListCell   *cell;
 
-	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) aggregate));
+	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(aggregate));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTLessStrategyNumber, F_INT8LT, Int64GetDatum(position));
-	open_scan(&scan, child, outbox_database_catalog(false)->log_aggregate[child], keys, 2, BackwardScanDirection);
-	for (; scan.tuple != NULL && !outbox_tracker_is_seen(reader->relay->tracker, next_position(&scan));
-		 scan.tuple = systable_getnext_ordered(scan.scan, BackwardScanDirection))
+	outbox_log_scan_open(&scan, child, outbox_database_catalog(false)->log_aggregate[child], keys, 2,
+						 BackwardScanDirection);
+	for (; scan.tuple != NULL && !outbox_tracker_is_seen(reader->relay->tracker, outbox_log_scan_position(&scan));
+		 outbox_log_scan_next(&scan))
 		found = lcons(heap_copytuple(scan.tuple), found);
 	foreach(cell, found)
 	{
 		HeapTuple	tuple = lfirst(cell);
 
-		if (outbox_tracker_see(reader->relay->tracker,
-							   int64_column(tuple, RelationGetDescr(scan.log), LOG_POSITION)) == TRACKER_NO_MEMORY)
-			out_of_memory();
-		hand_on(reader, tuple, RelationGetDescr(scan.log), child);
+		(void) see(reader, outbox_log_scan_int64(&scan, tuple, LOG_POSITION, 0));
+		hand_on(reader, &scan, tuple);
 	}
 	list_free_deep(found);
-	close_scan(&scan);
+	outbox_log_scan_close(&scan);
 }
 
 /* A row of the pass, or of a late range: hands it to the schedule unless it is known. */
 static void
-take_row(Reader *reader, HeapTuple tuple, TupleDesc desc, int child)
+take_row(Reader *reader, const OutboxLogScan *scan)
 {
-	OutboxRelay *relay = reader->relay;
-	int64		position = int64_column(tuple, desc, LOG_POSITION);
+	int64		position = outbox_log_scan_position(scan);
 	int64		follows;
-	bool		isnull;
 
-	switch (outbox_tracker_see(relay->tracker, position))
-	{
-		case TRACKER_KNOWN:
-			return;
-		case TRACKER_NO_MEMORY:
-			out_of_memory();
-			break;
-		case TRACKER_NEW:
-			break;
-	}
-	follows = DatumGetInt64(column(tuple, desc, LOG_FOLLOWS, &isnull));
-	if (!isnull && !outbox_tracker_is_seen(relay->tracker, follows))
-		take_predecessors(reader, (uint64) int64_column(tuple, desc, LOG_AGG_HASH), position, child);
-	hand_on(reader, tuple, desc, child);
-}
-
-/* The children in use. While a new one was just opened, the old one still gets rows of open transactions. */
-static int
-children_in_use(OutboxRelay *relay, int *children)
-{
-	children[0] = pg_atomic_read_u32(&relay->database->current_child);
-	return 1;
+	if (!see(reader, position))
+		return;
+	follows = outbox_log_scan_int64(scan, scan->tuple, LOG_FOLLOWS, 0);
+	if (follows != 0 && !outbox_tracker_is_seen(reader->relay->tracker, follows))
+		take_predecessors(reader, scan->child, outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0), position);
+	hand_on(reader, scan, scan->tuple);
 }
 
 /*
@@ -379,42 +252,27 @@ children_in_use(OutboxRelay *relay, int *children)
 static int64
 read_range(Reader *reader, int64 lo, int64 hi)
 {
-	const OutboxCatalog *catalog = outbox_database_catalog(false);
-	ChildScan	scans[OUTBOX_CHILDREN];
-	int			children[OUTBOX_CHILDREN];
-	int			count = children_in_use(reader->relay, children);
+	int			child = pg_atomic_read_u32(&reader->relay->database->current_child);
 	ScanKeyData keys[2];
+	OutboxLogScan scan;
 	int64		done = hi;
 
 	ScanKeyInit(&keys[0], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(lo));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(hi));
-	for (int i = 0; i < count; i++)
-		open_scan(&scans[i], children[i], catalog->log_position[children[i]], keys, 2, ForwardScanDirection);
-
-	for (;;)
+	outbox_log_scan_open(&scan, child, outbox_database_catalog(false)->log_position[child], keys, 2,
+						 ForwardScanDirection);
+	for (; scan.tuple != NULL; outbox_log_scan_next(&scan))
 	{
-		ChildScan  *next = &scans[0];
-
-		for (int i = 1; i < count; i++)
-		{
-			if (next_position(&scans[i]) < next_position(next))
-				next = &scans[i];
-		}
-		if (next->tuple == NULL)
-			break;
 		if (reader->budget <= 0 || !outbox_schedule_has_room(reader->relay->schedule))
 		{
-			done = next_position(next) - 1;
+			done = outbox_log_scan_position(&scan) - 1;
 			break;
 		}
 		CHECK_FOR_INTERRUPTS();
-		take_row(reader, next->tuple, RelationGetDescr(next->log), next->child);
+		take_row(reader, &scan);
 		reader->budget--;
-		next->tuple = systable_getnext_ordered(next->scan, ForwardScanDirection);
 	}
-
-	for (int i = 0; i < count; i++)
-		close_scan(&scans[i]);
+	outbox_log_scan_close(&scan);
 	return done;
 }
 
@@ -500,34 +358,33 @@ static void
 refill_one(Reader *reader, const ScheduleRefill *refill)
 {
 	OutboxRelay *relay = reader->relay;
-	const OutboxCatalog *catalog = outbox_database_catalog(false);
 	int			child = pg_atomic_read_u32(&relay->database->current_child);
 	ScanKeyData keys[2];
-	ChildScan	scan;
+	OutboxLogScan scan;
 	int			added = 0;
-	bool		exhausted;
+	bool		more;
 
 	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) refill->aggregate));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(refill->from_position));
-	open_scan(&scan, child, catalog->log_aggregate[child], keys, 2, ForwardScanDirection);
-	for (; scan.tuple != NULL && added < refill->max_events;
-		 scan.tuple = systable_getnext_ordered(scan.scan, ForwardScanDirection))
+	outbox_log_scan_open(&scan, child, outbox_database_catalog(false)->log_aggregate[child], keys, 2,
+						 ForwardScanDirection);
+	for (;; outbox_log_scan_next(&scan))
 	{
-		/* Not seen yet: it comes with the pass or with its push, which would call it known. */
-		if (!outbox_tracker_is_seen(relay->tracker, next_position(&scan)))
-			break;
-		if (added > 0 && !outbox_schedule_has_room(relay->schedule))
+		SchedEvent *event;
+
+		/* What isn't seen yet comes with the pass or with its push, which would call it known. */
+		more = scan.tuple != NULL && outbox_tracker_is_seen(relay->tracker, outbox_log_scan_position(&scan));
+		if (!more || added == refill->max_events || (added > 0 && !outbox_schedule_has_room(relay->schedule)))
 			break;
 		note_commit(reader, scan.tuple);
-		if (outbox_schedule_refill_add(relay->schedule, build_event(reader, scan.tuple, RelationGetDescr(scan.log), child)) ==
-			SCHEDULE_NO_MEMORY)
-			out_of_memory();
+		event = &outbox_log_scan_event(&scan, scan.tuple, relay->row_context)->schedule;
+		if (outbox_schedule_refill_add(relay->schedule, event) == SCHEDULE_NO_MEMORY)
+			outbox_relay_out_of_memory();
 		added++;
 		reader->budget--;
 	}
-	exhausted = scan.tuple == NULL || !outbox_tracker_is_seen(relay->tracker, next_position(&scan));
-	close_scan(&scan);
-	outbox_schedule_refill_end(relay->schedule, refill->aggregate, exhausted, GetCurrentTimestamp());
+	outbox_log_scan_close(&scan);
+	outbox_schedule_refill_end(relay->schedule, refill->aggregate, !more, GetCurrentTimestamp());
 }
 
 /* Reads again what the schedule has forgotten and now wants. */
@@ -547,106 +404,4 @@ outbox_store_refill(OutboxRelay *relay)
 	} while (reader.budget > 0 && outbox_schedule_next_refill(relay->schedule, GetCurrentTimestamp(), &refill));
 	outbox_store_end();
 	make_durable(&reader);
-}
-
-/* ----------------------------------------------------------------- start */
-
-static void
-load_ledger_row(OutboxRelay *relay, HeapTuple tuple, TupleDesc desc)
-{
-	bool		isnull;
-	int64		start = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull)) << OUTBOX_BUCKET_SHIFT;
-	int			lo = DatumGetInt16(SPI_getbinval(tuple, desc, 2, &isnull));
-	int			hi = DatumGetInt16(SPI_getbinval(tuple, desc, 3, &isnull));
-	Datum		bits = SPI_getbinval(tuple, desc, 4, &isnull);
-	bytea	   *bytes;
-
-	if (isnull)
-	{
-		if (!outbox_tracker_settle_range(relay->tracker, start + lo, start + hi))
-			out_of_memory();
-		return;
-	}
-	bytes = DatumGetByteaPP(bits);
-	for (int n = 0; n < VARSIZE_ANY_EXHDR(bytes) * 8; n++)
-	{
-		if ((VARDATA_ANY(bytes)[n / 8] & (1 << (n % 8))) && !outbox_tracker_settle(relay->tracker, start + lo + n))
-			out_of_memory();
-	}
-}
-
-/* What was recorded above the watermark; by a cursor, as it may be long. */
-static void
-load_ledger(OutboxRelay *relay, int64 watermark)
-{
-	Oid			types[] = {INT8OID};
-	Datum		values[] = {Int64GetDatum(watermark >> OUTBOX_BUCKET_SHIFT)};
-	const char *query = "SELECT bucket, lo, hi, bits FROM outbox.ledger WHERE bucket >= $1";
-	Portal		portal = SPI_cursor_open_with_args(NULL, query, 1, types, values, NULL, true, 0);
-
-	for (;;)
-	{
-		SPI_cursor_fetch(portal, true, 1000);
-		if (SPI_processed == 0)
-			break;
-		for (uint64 i = 0; i < SPI_processed; i++)
-			load_ledger_row(relay, SPI_tuptable->vals[i], SPI_tuptable->tupdesc);
-		SPI_freetuptable(SPI_tuptable);
-	}
-	SPI_cursor_close(portal);
-}
-
-/* Events that were refused before and wait for their next attempt. */
-static void
-load_deliveries(OutboxRelay *relay)
-{
-	const char *query = "SELECT d.position, l.agg_hash, l.created_at, d.next_attempt_at, d.attempts"
-						" FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position"
-						" WHERE d.state = 'r' ORDER BY d.position";
-
-	if (SPI_execute(query, true, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not read outbox.delivery");
-	for (uint64 i = 0; i < SPI_processed; i++)
-	{
-		HeapTuple	tuple = SPI_tuptable->vals[i];
-		TupleDesc	desc = SPI_tuptable->tupdesc;
-		bool		isnull;
-		int64		position = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull));
-		uint64		aggregate = (uint64) DatumGetInt64(SPI_getbinval(tuple, desc, 2, &isnull));
-		TimestampTz created = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 3, &isnull));
-		TimestampTz retry_at = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 4, &isnull));
-		int32		attempts = DatumGetInt32(SPI_getbinval(tuple, desc, 5, &isnull));
-
-		/* Acked and recorded, though its attempts were not closed. */
-		if (outbox_tracker_see(relay->tracker, position) != TRACKER_NEW)
-			continue;
-		if (!outbox_schedule_wait(relay->schedule, aggregate, position, created, retry_at, attempts))
-			out_of_memory();
-	}
-}
-
-/* At start: makes tracker and schedule and fills them with what earlier relays recorded. */
-void
-outbox_store_load(OutboxRelay *relay)
-{
-	ScheduleLimits limits = {(size_t) outbox_relay_memory * 1024 / 2, OUTBOX_MAX_QUEUE};
-	int64		watermark;
-
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	watermark = outbox_database_watermark();
-	relay->tracker = outbox_tracker_create(watermark);
-	relay->schedule = outbox_schedule_create(&limits);
-	if (relay->tracker == NULL || relay->schedule == NULL)
-		out_of_memory();
-	relay->read_up_to = watermark;
-	relay->watermark_written = watermark;
-	load_ledger(relay, watermark);
-	load_deliveries(relay);
-	SPI_finish();
-
-	relay->more_to_read = true;
-	relay->keys_left_behind = true;
-	relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);
-	pg_atomic_write_u64(&relay->database->read_up_to, relay->read_up_to);
 }

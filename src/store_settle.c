@@ -187,9 +187,7 @@ forget_settled(OutboxRelay *relay)
 		OutboxAcked *entry = &relay->acked[i];
 
 		if (!outbox_tracker_settle(relay->tracker, entry->position))
-			ereport(ERROR,
-					(errcode(ERRCODE_OUT_OF_MEMORY),
-					 errmsg("out of memory")));
+			outbox_relay_out_of_memory();
 		pg_atomic_write_u64(&relay->database->claimed[entry->claim], 0);
 		relay->free_claims[relay->free_claim_count++] = entry->claim;
 	}

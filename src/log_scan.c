@@ -1,0 +1,114 @@
+/*
+ * log_scan.c
+ *	  Index scans over one child of the log, and events from its rows.
+ *
+ * Plain index scans under the active snapshot instead of SQL: there is no
+ * plan to go wrong, a scan can stop at any row, and a payload is detoasted
+ * only for an event that is going to be held.
+ */
+#include "outbox.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "database.h"
+#include "log.h"
+#include "log_scan.h"
+
+/* Stands on the first row afterwards. Keys name columns of the log. */
+void
+outbox_log_scan_open(OutboxLogScan *scan, int child, Oid index, ScanKey keys, int key_count, ScanDirection direction)
+{
+	scan->child = child;
+	scan->direction = direction;
+	scan->log = table_open(outbox_database_catalog(false)->log[child], AccessShareLock);
+	scan->index = index_open(index, AccessShareLock);
+	scan->scan = systable_beginscan_ordered(scan->log, scan->index, GetActiveSnapshot(), key_count, keys);
+	outbox_log_scan_next(scan);
+}
+
+void
+outbox_log_scan_next(OutboxLogScan *scan)
+{
+	scan->tuple = systable_getnext_ordered(scan->scan, scan->direction);
+}
+
+void
+outbox_log_scan_close(OutboxLogScan *scan)
+{
+	systable_endscan_ordered(scan->scan);
+	index_close(scan->index, AccessShareLock);
+	table_close(scan->log, AccessShareLock);
+}
+
+int64
+outbox_log_scan_int64(const OutboxLogScan *scan, HeapTuple tuple, int column, int64 if_null)
+{
+	bool		isnull;
+	Datum		value = heap_getattr(tuple, column, RelationGetDescr(scan->log), &isnull);
+
+	return isnull ? if_null : DatumGetInt64(value);
+}
+
+/* Where the scan stands; PG_INT64_MAX at its end. */
+int64
+outbox_log_scan_position(const OutboxLogScan *scan)
+{
+	return scan->tuple == NULL ? PG_INT64_MAX : outbox_log_scan_int64(scan, scan->tuple, LOG_POSITION, 0);
+}
+
+static const char *
+text_of(const Datum *values, const bool *nulls, int column)
+{
+	return nulls[column - 1] ? NULL : TextDatumGetCString(values[column - 1]);
+}
+
+/* Takes a row apart; strings go to the current memory context. */
+static void
+read_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxRow *row)
+{
+	Datum		values[LOG_COLUMNS];
+	bool		nulls[LOG_COLUMNS];
+	bytea	   *payload;
+
+	heap_deform_tuple(tuple, RelationGetDescr(scan->log), values, nulls);
+	row->child = scan->child;
+	row->position = DatumGetInt64(values[LOG_POSITION - 1]);
+	row->agg_hash = (uint64) DatumGetInt64(values[LOG_AGG_HASH - 1]);
+	row->event_id = *DatumGetUUIDP(values[LOG_EVENT_ID - 1]);
+	row->occurred_at = DatumGetTimestampTz(values[LOG_OCCURRED_AT - 1]);
+	row->created_at = DatumGetTimestampTz(values[LOG_CREATED_AT - 1]);
+	row->not_before = nulls[LOG_NOT_BEFORE - 1] ? 0 : DatumGetTimestampTz(values[LOG_NOT_BEFORE - 1]);
+	row->has_version = !nulls[LOG_AGGREGATE_VERSION - 1];
+	row->aggregate_version = row->has_version ? DatumGetInt64(values[LOG_AGGREGATE_VERSION - 1]) : 0;
+	row->priority = DatumGetInt16(values[LOG_PRIORITY - 1]);
+	row->payload_kind = DatumGetChar(values[LOG_PAYLOAD_KIND - 1]);
+	row->aggregate_type = text_of(values, nulls, LOG_AGGREGATE_TYPE);
+	row->aggregate_id = text_of(values, nulls, LOG_AGGREGATE_ID);
+	row->event_type = text_of(values, nulls, LOG_EVENT_TYPE);
+	row->subject = text_of(values, nulls, LOG_SUBJECT);
+	row->content_type = text_of(values, nulls, LOG_CONTENT_TYPE);
+	row->dataschema = text_of(values, nulls, LOG_DATASCHEMA);
+	row->headers = text_of(values, nulls, LOG_HEADERS);
+	payload = DatumGetByteaPP(values[LOG_PAYLOAD - 1]);
+	row->payload = VARDATA_ANY(payload);
+	row->payload_len = VARSIZE_ANY_EXHDR(payload);
+}
+
+/* The in-memory event of a row; scratch is reset. */
+OutboxEvent *
+outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext scratch)
+{
+	MemoryContext caller = MemoryContextSwitchTo(scratch);
+	OutboxRow	row;
+	OutboxEvent *event;
+
+	read_row(scan, tuple, &row);
+	event = outbox_envelope_build(&row);
+	MemoryContextSwitchTo(caller);
+	MemoryContextReset(scratch);
+	return event;
+}
