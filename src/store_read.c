@@ -327,12 +327,22 @@ make_durable(const Reader *reader)
 		XLogFlush(reader->durable);
 }
 
+/* For whoever sets log_min_messages to debug1: what a batch costs. */
+static void
+log_batch(const Reader *reader, const char *what, TimestampTz started)
+{
+	ereport(DEBUG1,
+			(errmsg_internal("outbox relay %s %d rows in %lld us", what, READ_BATCH - reader->budget,
+							 (long long) (GetCurrentTimestamp() - started))));
+}
+
 /* Reads what is new, by the rule in the head comment, as far as there is room. */
 void
 outbox_store_read(OutboxRelay *relay)
 {
 	Reader		reader = {relay, READ_BATCH, InvalidXLogRecPtr};
 	int64		end = pg_atomic_read_u64(&relay->database->max_assigned);
+	TimestampTz started = GetCurrentTimestamp();
 
 	pg_memory_barrier();
 	collect_late(relay);
@@ -344,6 +354,7 @@ outbox_store_read(OutboxRelay *relay)
 		if (relay->late.count == 0)
 			read_pass(&reader, end);
 		outbox_store_end();
+		log_batch(&reader, "read", started);
 		make_durable(&reader);
 	}
 	/* A push may lie above the end that was read before it. */
@@ -393,6 +404,7 @@ outbox_store_refill(OutboxRelay *relay)
 {
 	Reader		reader = {relay, READ_BATCH, InvalidXLogRecPtr};
 	ScheduleRefill refill;
+	TimestampTz started = GetCurrentTimestamp();
 
 	if (!outbox_schedule_next_refill(relay->schedule, GetCurrentTimestamp(), &refill))
 		return;
@@ -403,5 +415,6 @@ outbox_store_refill(OutboxRelay *relay)
 		refill_one(&reader, &refill);
 	} while (reader.budget > 0 && outbox_schedule_next_refill(relay->schedule, GetCurrentTimestamp(), &refill));
 	outbox_store_end();
+	log_batch(&reader, "read again", started);
 	make_durable(&reader);
 }

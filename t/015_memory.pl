@@ -1,5 +1,6 @@
-# The relay's memory is bounded by outbox.relay_memory, whatever waits to be
-# published: large events, one long aggregate, very many aggregates.
+# The relay's memory is bounded by outbox.relay_memory, and finding the next
+# events takes it a bounded time, whatever waits to be published: large events,
+# one long aggregate, very many aggregates.
 
 use strict;
 use warnings;
@@ -16,7 +17,7 @@ use constant BASE_MB => 32;
 
 my $nats = OutboxNats->start;
 my $node = new_cluster('main', nats => $nats,
-	extra => "jit = off\noutbox.relay_memory = '" . MEMORY_MB . "MB'\noutbox.retry_max_delay = '300ms'\nmax_wal_size = '4GB'");
+	extra => "jit = off\noutbox.relay_memory = '" . MEMORY_MB . "MB'\noutbox.retry_max_delay = '300ms'\nmax_wal_size = '4GB'\nlog_min_messages = debug1");
 my $total = 0;
 
 # What the relay has for itself, in MB; shared buffers and the like don't count.
@@ -47,6 +48,15 @@ sub watch
 	return ($condition->(), $highest);
 }
 
+# Milliseconds that 95 % of the relay's reads took at most, from its log since an offset.
+sub read_p95
+{
+	my ($offset) = @_;
+	my @times = sort { $a <=> $b } slurp_file($node->logfile, $offset) =~ /outbox relay read(?: again)? \d+ rows in (\d+) us/g;
+
+	return @times ? $times[ int(@times * 0.95) ] / 1000 : die 'no reads in the log';
+}
+
 sub published
 {
 	return own_status($node, 'postgres')->{published} || 0;
@@ -64,6 +74,7 @@ foreach my $shape (
 {
 	my ($name, $count, $call) = @$shape;
 	my ($done, $highest);
+	my $offset = -s $node->logfile;
 
 	$nats->stop;
 	ok(wait_state($node, 'postgres', 'not connected'), "$name: broker away");
@@ -89,6 +100,10 @@ foreach my $shape (
 	($done, $highest) = watch(90, sub { published() >= $total });
 	ok($done, "$name: all published") or diag(published() . " of $total");
 	cmp_ok($highest, '<', MEMORY_MB + BASE_MB, "$name: within its bound while publishing");
+	# large payloads are read from TOAST and cost what they weigh
+	my $p95 = read_p95($offset);
+	cmp_ok($p95, '<', 50, "$name: finding events stays quick") unless $name =~ /900 kB/;
+	diag("$name: 95 % of the reads took at most $p95 ms");
 	diag(sprintf('%s: %.1f MB read ahead, %.1f MB while publishing, %.0f events/s', $name, $ahead, $highest, $count / (time() - $start)));
 }
 is($nats->info('OUTBOX')->{messages}, $total, 'each event once in the stream');
