@@ -295,9 +295,9 @@ may_send(const OutboxRelay *relay, int in_flight)
 }
 
 /*
- * Hands one head to the broker. Returns false when no more can be sent now;
- * a refusal by the client is noted in *refusal for after the signal-blocked
- * stretch.
+ * Hands one head to the broker. Returns false when it didn't go out: it is
+ * back in the schedule then, or, if the client refused it (code and text say
+ * why), the caller's to deal with after the signal-blocked stretch.
  */
 static bool
 send_one(OutboxRelay *relay, OutboxEvent *event, BrokerPublishResult *result, int *code, char *text)
