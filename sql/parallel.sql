@@ -16,7 +16,9 @@ SET parallel_tuple_cost = 0;
 EXPLAIN (COSTS OFF) SELECT count(*) FROM parallel_source WHERE i % 7 = 0;
 -- ... but this isn't
 EXPLAIN (COSTS OFF) SELECT count(outbox.enqueue('parallel', 'x', 'e', to_jsonb(i))) FROM parallel_source WHERE i % 7 = 0;
-SET force_parallel_mode = on;
+-- the setting that makes every plan parallel was renamed in PostgreSQL 16
+SELECT name AS forced FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query') \gset
+SELECT set_config(:'forced', 'on', false);
 SELECT count(outbox.enqueue('parallel', (i % 3)::text, 'e', to_jsonb(i))) FROM parallel_source WHERE i % 7 = 0;
 SELECT outbox.enqueue('parallel', 'alone', 'e', '{}') IS NOT NULL AS ok;
 SELECT array_length(outbox.enqueue_many('{parallel}', '{a,b}', '{e}', ARRAY['{}'::jsonb]), 1);
@@ -36,7 +38,7 @@ SELECT left(pg_temp.attempt($$SELECT count(parallel_liar_plpgsql(i::text)) FROM 
 SELECT aggregate_type, aggregate_id FROM outbox.events WHERE aggregate_type IN ('wrapped', 'liar') ORDER BY position;
 
 -- index expressions and generated columns must not write
-RESET force_parallel_mode;
+RESET :forced;
 SELECT left(pg_temp.attempt($$CREATE INDEX ON parallel_source (outbox.enqueue('parallel', 'index', 'e', to_jsonb(i)))$$), 5) AS state;
 SELECT left(pg_temp.attempt($$CREATE TABLE parallel_generated (i int, u uuid GENERATED ALWAYS AS (outbox.enqueue('parallel', 'generated', 'e', to_jsonb(i))) STORED)$$), 5) AS state;
 DROP FUNCTION parallel_liar, parallel_liar_plpgsql;

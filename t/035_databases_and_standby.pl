@@ -38,6 +38,8 @@ sub sqlstate_of
 ##########################################################################
 # Defaults of the database and of the role. Sessions of the test get around them.
 
+# renamed in PostgreSQL 16
+my $forced = $primary->pg_version < 16 ? 'force_parallel_mode' : 'debug_parallel_query';
 my %default = (
 	default_transaction_isolation => 'serializable',
 	default_transaction_read_only => 'on',
@@ -55,7 +57,7 @@ my %default = (
 	enable_nestloop => 'off',
 	enable_hashjoin => 'off',
 	enable_sort => 'off',
-	force_parallel_mode => 'on',
+	$forced => 'on',
 	plan_cache_mode => 'force_generic_plan',
 	timezone => 'Asia/Kathmandu',
 	datestyle => 'German, DMY',
@@ -75,7 +77,7 @@ my %database = (
 );
 my $options = '-c default_transaction_isolation=read\ committed -c default_transaction_read_only=off'
   . ' -c default_transaction_deferrable=off -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0'
-  . ' -c search_path=public -c session_replication_role=origin -c client_encoding=UTF8 -c force_parallel_mode=off -c role=none';
+  . ' -c search_path=public -c session_replication_role=origin -c client_encoding=UTF8 -c role=none' . " -c $forced=off";
 
 $primary->safe_psql($db, 'CREATE ROLE nobody');
 foreach my $name (sort keys %database)
