@@ -25,6 +25,9 @@
 #include <libpq-fe.h>
 #include <nats/nats.h>
 
+#define PROGRAM "latency"
+#include "bench.h"
+
 #define SUBJECT_PREFIX "outbox.latency."
 #define AGGREGATES 100
 #define GIVE_UP_SECONDS 10
@@ -56,29 +59,6 @@ enum
 
 static const char *const series_name[SERIES] = {"commit", "received", "acked", "total"};
 static int64_t *series[SERIES];
-
-static void
-fail(const char *what, const char *why)
-{
-	fprintf(stderr, "latency: could not %s: %s\n", what, why);
-	exit(1);
-}
-
-static void
-check(natsStatus status, const char *what)
-{
-	if (status != NATS_OK)
-		fail(what, natsStatus_GetText(status));
-}
-
-static int64_t
-now_us(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t) now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
 
 /* On the subscription's thread; one subscription, so the message comes before its ack. */
 static void
@@ -221,17 +201,6 @@ usage(void)
 {
 	fputs("usage: latency [-d CONNINFO] [-s URL] [--count N] [--warm-up N] [--size BYTES]\n", stderr);
 	exit(2);
-}
-
-static long
-parse_number(const char *text, long min)
-{
-	char	   *end;
-	long		number = strtol(text, &end, 10);
-
-	if (*text == '\0' || *end != '\0' || number < min)
-		usage();
-	return number;
 }
 
 static void

@@ -24,6 +24,9 @@
 
 #include <nats/nats.h>
 
+#define PROGRAM "limit"
+#include "bench.h"
+
 #define AGGREGATES 10000
 #define ID_SIZE 37
 #define GIVE_UP_SECONDS 30
@@ -56,28 +59,6 @@ static int64_t *sent_at;
 static int64_t *latency;		/* by order of acks, progress.acked of them */
 static char *payload;
 static unsigned run_id;			/* in every message id: a second run repeats none */
-
-static int64_t
-now_us(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t) now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
-static void
-check(natsStatus status, const char *what)
-{
-	natsStatus	last_status;
-	const char *text;
-
-	if (status == NATS_OK)
-		return;
-	text = nats_GetLastError(&last_status);
-	fprintf(stderr, "limit: could not %s: %s %s\n", what, natsStatus_GetText(status), text == NULL ? "" : text);
-	exit(1);
-}
 
 static void *
 allocate(size_t count, size_t size)
@@ -317,17 +298,6 @@ usage(void)
 	fputs("usage: limit [-s URL] [--stream S] [--count N] [--size BYTES] [--window N] [--headers none|full]\n"
 		  "             [--send-asap] [--sync N]\n", stderr);
 	exit(2);
-}
-
-static long
-parse_number(const char *text, long min)
-{
-	char	   *end;
-	long		number = strtol(text, &end, 10);
-
-	if (*text == '\0' || *end != '\0' || number < min)
-		usage();
-	return number;
 }
 
 static void

@@ -186,13 +186,6 @@ insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
 	outbox_writer_insert(writer, values, nulls);
 }
 
-/* Microseconds since 1970 of a timestamp, whose own epoch is 2000. */
-static int64
-unix_us(TimestampTz t)
-{
-	return t + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY;
-}
-
 static void
 make_event_id(OutboxNewEvent *event)
 {
@@ -202,7 +195,7 @@ make_event_id(OutboxNewEvent *event)
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate a random event_id")));
-	outbox_encode_uuid7(unix_us(event->created_at), random, event->event_id.data);
+	outbox_encode_uuid7(outbox_unix_us(event->created_at), random, event->event_id.data);
 }
 
 /* Fills in what the caller left out, draws the position and inserts, unless the event_id exists. */

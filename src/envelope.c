@@ -11,7 +11,6 @@
 
 #include "commands/dbcommands.h"
 #include "lib/stringinfo.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -19,6 +18,7 @@
 
 #include "encode.h"
 #include "envelope.h"
+#include "event.h"
 #include "log.h"
 
 /* Ours and the user's (event_check.c allows 100). */
@@ -32,12 +32,6 @@ typedef struct Builder
 	int			key[MAX_HEADERS];
 	int			value[MAX_HEADERS];
 } Builder;
-
-static const char *
-utf8(const char *text)
-{
-	return pg_server_to_any(text, strlen(text), PG_UTF8);
-}
 
 static int
 add_string(Builder *builder, const char *text)
@@ -62,7 +56,7 @@ add_header(Builder *builder, const char *key, const char *value)
 static void
 add_attribute(Builder *builder, const char *key, const char *text)
 {
-	const char *in = utf8(text);
+	const char *in = outbox_event_utf8(text);
 	size_t		size = strlen(in) * 3 + 1;
 	char	   *out = palloc(size);
 
@@ -109,7 +103,7 @@ add_own_headers(Builder *builder, const OutboxRow *row)
 	add_attribute(builder, "ce-source", event_source());
 	add_attribute(builder, "ce-type", row->event_type);
 	add_attribute(builder, "ce-subject", row->aggregate_id);
-	outbox_encode_time(row->occurred_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY, text);
+	outbox_encode_time(outbox_unix_us(row->occurred_at), text);
 	add_header(builder, "ce-time", text);
 	add_attribute(builder, "ce-datacontenttype", content_type(row));
 	snprintf(text, sizeof(text), "%019lld", (long long) row->position);
@@ -142,8 +136,8 @@ add_user_headers(Builder *builder, const OutboxRow *row)
 	while (JsonbIteratorNext(&iterator, &key, true) == WJB_KEY)
 	{
 		(void) JsonbIteratorNext(&iterator, &value, true);
-		add_header(builder, utf8(pnstrdup(key.val.string.val, key.val.string.len)),
-				   utf8(pnstrdup(value.val.string.val, value.val.string.len)));
+		add_header(builder, outbox_event_utf8(pnstrdup(key.val.string.val, key.val.string.len)),
+				   outbox_event_utf8(pnstrdup(value.val.string.val, value.val.string.len)));
 	}
 }
 
@@ -153,9 +147,9 @@ add_subject(Builder *builder, const OutboxRow *row)
 	char		subject[OUTBOX_SUBJECT_BUFFER];
 
 	if (row->subject != NULL)
-		return add_string(builder, utf8(row->subject));
-	if (outbox_encode_subject(outbox_subject_template, utf8(row->aggregate_type), utf8(row->aggregate_id),
-							  utf8(row->event_type), subject, sizeof(subject)) < 0)
+		return add_string(builder, outbox_event_utf8(row->subject));
+	if (outbox_encode_subject(outbox_subject_template, outbox_event_utf8(row->aggregate_type), outbox_event_utf8(row->aggregate_id),
+							  outbox_event_utf8(row->event_type), subject, sizeof(subject)) < 0)
 		elog(ERROR, "subject of position " INT64_FORMAT " is too long", row->position);
 	return add_string(builder, subject);
 }

@@ -52,8 +52,16 @@ typedef enum OutboxOnConflict
 #define OUTBOX_MIN_PRIORITY (-100)
 #define OUTBOX_MAX_PRIORITY 100
 
+/* Microseconds since 1970 of a timestamp, whose own epoch is 2000. */
+static inline int64
+outbox_unix_us(TimestampTz t)
+{
+	return t + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY;
+}
+
 /* event_check.c */
 extern void outbox_event_check(OutboxNewEvent *event);
+extern const char *outbox_event_utf8(const char *text);
 
 /* append.c */
 extern void outbox_log_append(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict);

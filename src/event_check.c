@@ -18,9 +18,9 @@
 #define MAX_CONTENT_TYPE 255
 #define MAX_DATASCHEMA 1024
 
-/* Checks of encode.c want UTF-8; the copy is made only in other databases. */
-static const char *
-utf8(const char *text)
+/* What encode.c wants: UTF-8. A copy is made only in databases of another encoding. */
+const char *
+outbox_event_utf8(const char *text)
 {
 	return pg_server_to_any(text, strlen(text), PG_UTF8);
 }
@@ -41,7 +41,7 @@ require(const char *value, const char *name)
 static void
 limit(const char *value, const char *name, size_t max)
 {
-	size_t		length = strlen(utf8(value));
+	size_t		length = strlen(outbox_event_utf8(value));
 
 	if (length > max)
 		ereport(ERROR,
@@ -53,7 +53,7 @@ limit(const char *value, const char *name, size_t max)
 static void
 check_subject(const char *subject)
 {
-	const char *complaint = outbox_encode_check_subject(utf8(subject));
+	const char *complaint = outbox_encode_check_subject(outbox_event_utf8(subject));
 
 	if (complaint != NULL)
 		ereport(ERROR,
@@ -66,7 +66,7 @@ check_subject(const char *subject)
 static void
 check_content_type(const char *content_type)
 {
-	const char *complaint = outbox_encode_check_header_value(utf8(content_type));
+	const char *complaint = outbox_encode_check_header_value(outbox_event_utf8(content_type));
 
 	limit(content_type, "content_type", MAX_CONTENT_TYPE);
 	if (complaint != NULL)
@@ -94,14 +94,14 @@ check_occurred_at(TimestampTz occurred_at)
 static void
 check_header(const char *key, const char *value)
 {
-	const char *complaint = outbox_encode_check_header_key(utf8(key));
+	const char *complaint = outbox_encode_check_header_key(outbox_event_utf8(key));
 
 	if (complaint != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("header key \"%s\" is not allowed", key),
 				 errdetail("The key %s.", complaint)));
-	complaint = outbox_encode_check_header_value(utf8(value));
+	complaint = outbox_encode_check_header_value(outbox_event_utf8(value));
 	if (complaint != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
