@@ -40,4 +40,11 @@
 #define outbox_owns_database(dboid, role) pg_database_ownercheck(dboid, role)
 #endif
 
+/* 18 renamed the attribute of functions that don't return. */
+#if PG_VERSION_NUM >= 180000
+#define OUTBOX_NORETURN pg_noreturn
+#else
+#define OUTBOX_NORETURN pg_attribute_noreturn()
+#endif
+
 #endif							/* OUTBOX_COMPAT_H */

@@ -85,7 +85,7 @@ typedef struct OutboxRelay
 } OutboxRelay;
 
 /* relay.c */
-pg_attribute_noreturn() extern void outbox_relay_out_of_memory(void);
+OUTBOX_NORETURN extern void outbox_relay_out_of_memory(void);
 
 /* store_load.c */
 extern void outbox_store_load(OutboxRelay *relay);
