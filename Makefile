@@ -30,3 +30,10 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
 $(OBJS): $(wildcard src/*.h)
+
+# TAP tests find their module in t/, and talk to NATS through a tool of ours.
+PROVE_FLAGS = -I t
+installcheck: natstool
+natstool:
+	$(MAKE) -C test/tools
+.PHONY: natstool
