@@ -14,7 +14,6 @@ ISOLATION = $(patsubst isolation/specs/%.spec,%,$(sort $(wildcard isolation/spec
 ISOLATION_OPTS = --inputdir=isolation
 TAP_TESTS = 1
 
-PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PG_CFLAGS = -std=gnu11 -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers \
 	-Wno-declaration-after-statement
 ifdef TEST_POINTS

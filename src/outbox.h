@@ -67,7 +67,6 @@ typedef struct OutboxRelayStatus
 	char		server[OUTBOX_TEXT_SIZE];
 	char		stream[OUTBOX_TEXT_SIZE];
 	char		last_error[OUTBOX_TEXT_SIZE];
-	TimestampTz last_error_at;
 } OutboxRelayStatus;
 
 /* One database that has, or had, the extension. */

@@ -133,7 +133,6 @@ remember_error(OutboxRelay *relay, const OutboxEvent *event, int code, const cha
 	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
 	snprintf(status->last_error, sizeof(status->last_error), "%s (%d), publishing to \"%s\" in stream \"%s\"",
 			 text, code, event->message.subject, outbox_stream);
-	status->last_error_at = GetCurrentTimestamp();
 	LWLockRelease(&relay->database->status_lock);
 }
 
@@ -429,9 +428,6 @@ outbox_publisher_report(OutboxRelay *relay)
 	strlcpy(status->server, broker.server, sizeof(status->server));
 	strlcpy(status->stream, outbox_stream, sizeof(status->stream));
 	if (state != OUTBOX_RELAY_ACTIVE && broker.text[0] != '\0')
-	{
 		strlcpy(status->last_error, broker.text, sizeof(status->last_error));
-		status->last_error_at = GetCurrentTimestamp();
-	}
 	LWLockRelease(&relay->database->status_lock);
 }
