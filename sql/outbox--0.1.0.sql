@@ -88,19 +88,50 @@ COMMENT ON TABLE outbox.ring IS 'which child of the log takes new events';
 INSERT INTO outbox.ring
 SELECT i, CASE WHEN i = 0 THEN 1 ELSE 0 END, CASE WHEN i = 0 THEN now() END FROM pg_catalog.generate_series(0, 7) i;
 
--- Only events that failed at least once.
+-- Only events that failed at least once, or that an operator has dealt with.
 CREATE TABLE outbox.delivery (
-    position        bigint PRIMARY KEY,
-    state           "char"      NOT NULL CHECK (state IN ('r', 'd')),  -- r: to be retried, d: published in the end
+    position        bigint      PRIMARY KEY,
+    agg_hash        bigint      NOT NULL,
+    -- r: to be retried; d: published in the end; dead letters: f: its successors go on, b: they wait for it,
+    -- p: parked, as are they; x: discarded
+    state           "char"      NOT NULL CHECK (state IN ('r', 'd', 'f', 'b', 'p', 'x')),
     attempts        integer     NOT NULL,
     next_attempt_at timestamptz,
-    last_code       integer     NOT NULL,
-    last_error      text        NOT NULL
+    last_code       integer     NOT NULL,          -- JetStream's err_code; 0: the error came from elsewhere
+    last_error      text        NOT NULL,
+    failed_at       timestamptz,
+    discarded_at    timestamptz,
+    discarded_by    name,
+    discard_reason  text
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
-CREATE INDEX delivery_open ON outbox.delivery (position) WHERE state = 'r';
-COMMENT ON TABLE outbox.delivery IS 'attempts and last error of events that were refused at least once';
+CREATE INDEX delivery_aggregate ON outbox.delivery (agg_hash, position) WHERE state <> 'd';
+CREATE INDEX delivery_open ON outbox.delivery (position) WHERE state IN ('r', 'b');
+COMMENT ON TABLE outbox.delivery IS 'attempts, last error and fate of events that failed at least once or were discarded';
+
+-- What the relay is to do for operators; gone once it is done.
+CREATE TABLE outbox.request (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind         "char"      NOT NULL CHECK (kind IN ('r', 'x')),  -- r: take up redriven events, x: discard one
+    agg_hash     bigint      NOT NULL,
+    position     bigint      NOT NULL,
+    reason       text,
+    requested_by name        NOT NULL DEFAULT session_user,
+    requested_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, vacuum_truncate = off);
+COMMENT ON SEQUENCE outbox.request_id_seq IS 'order in which requests are taken up';
+COMMENT ON TABLE outbox.request IS 'requests of outbox.redrive() and outbox.discard() that the relay has not taken up yet';
+
+CREATE TABLE outbox.pauses (
+    aggregate_type text,
+    subject        text,
+    reason         text,
+    paused_by      name        NOT NULL DEFAULT session_user,
+    paused_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE UNIQUE INDEX pauses_of ON outbox.pauses ((aggregate_type IS NULL), coalesce(aggregate_type, ''), (subject IS NULL), coalesce(subject, ''));
+COMMENT ON TABLE outbox.pauses IS 'what outbox.pause() has paused: all events (no type, no subject), an aggregate type, or the subjects that match';
 
 -- Everything at or below max(position) is terminal. Append and trim: a row that is updated would bloat under a held snapshot.
 CREATE TABLE outbox.watermark (
@@ -182,12 +213,12 @@ SELECT l.position, l.event_id, l.aggregate_type, l.aggregate_id, l.event_type, l
        CASE WHEN l.payload_kind = 'x' THEN l.payload END AS payload_bytes,
        l.headers::jsonb AS headers, l.occurred_at, l.created_at, l.priority::integer AS priority, l.not_before,
        l.content_type, l.dataschema, l.aggregate_version,
-       CASE WHEN d.state = 'r' THEN 'pending'
-            WHEN outbox.settled_at(l.position) IS NOT NULL THEN 'published'
-            WHEN l.position <= (SELECT pg_catalog.max(w.position) FROM outbox.watermark w) THEN 'published'
+       CASE WHEN d.state IN ('f', 'b', 'p', 'x') THEN 'failed'
+            WHEN d.state IS DISTINCT FROM 'r' AND outbox.settled_at(l.position) IS NOT NULL THEN 'published'
+            WHEN d.state IS DISTINCT FROM 'r' AND l.position <= (SELECT pg_catalog.max(w.position) FROM outbox.watermark w) THEN 'published'
             WHEN l.position IN (SELECT p FROM outbox.in_flight_positions() p) THEN 'processing'
             ELSE 'pending' END AS publish_state,
-       CASE WHEN d.state = 'r' THEN NULL ELSE outbox.settled_at(l.position) END AS published_at,
+       CASE WHEN d.state IN ('r', 'f', 'b', 'p', 'x') THEN NULL ELSE outbox.settled_at(l.position) END AS published_at,
        coalesce(d.attempts, CASE WHEN outbox.settled_at(l.position) IS NOT NULL THEN 1 ELSE 0 END) AS attempts,
        d.next_attempt_at, d.last_error, l.agg_hash
 FROM outbox.log l
@@ -209,6 +240,193 @@ COMMENT ON FUNCTION outbox.events_insert() IS 'trigger of outbox.events: an INSE
 COMMENT ON FUNCTION outbox.events_refuse() IS 'trigger of outbox.events: refuses UPDATE and DELETE';
 CREATE TRIGGER insert_enqueues INSTEAD OF INSERT ON outbox.events FOR EACH ROW EXECUTE FUNCTION outbox.events_insert();
 CREATE TRIGGER refuse INSTEAD OF UPDATE OR DELETE ON outbox.events FOR EACH ROW EXECUTE FUNCTION outbox.events_refuse();
+
+-- ------------------------------------------------------------- operators
+
+CREATE VIEW outbox.dead_letters AS
+SELECT d.position, l.event_id, l.aggregate_type, l.aggregate_id, l.event_type, l.subject, d.attempts,
+       d.last_code AS error_code, d.last_error, d.failed_at,
+       CASE d.state WHEN 'f' THEN 'skipped' WHEN 'b' THEN 'blocks its aggregate' ELSE 'parked' END AS state,
+       l.created_at, l.agg_hash
+FROM outbox.delivery d
+JOIN outbox.log l ON l.position = d.position
+WHERE d.state IN ('f', 'b', 'p');
+COMMENT ON VIEW outbox.dead_letters IS
+'events that failed for good and that nobody has redriven or discarded; state says what became of the aggregate''s later events';
+
+CREATE VIEW outbox.discarded_events AS
+SELECT d.position, l.event_id, l.aggregate_type, l.aggregate_id, l.event_type, d.attempts, d.last_code AS error_code, d.last_error,
+       d.discarded_at, d.discarded_by, d.discard_reason
+FROM outbox.delivery d
+JOIN outbox.log l ON l.position = d.position
+WHERE d.state = 'x';
+COMMENT ON VIEW outbox.discarded_events IS 'events that outbox.discard() has taken out, with who, when and why';
+
+-- An aggregate is held up by its first event that failed and isn't through.
+CREATE VIEW outbox.blocked_aggregates AS
+SELECT l.aggregate_type, l.aggregate_id, h.position AS head_position, l.event_id AS head_event_id,
+       CASE h.state WHEN 'r' THEN 'retrying' WHEN 'b' THEN 'blocked' ELSE 'parked' END AS reason,
+       pg_catalog.clock_timestamp() - l.created_at AS age,
+       (SELECT pg_catalog.count(*) FROM outbox.log s WHERE s.agg_hash = h.agg_hash AND s.position > h.position) AS depth,
+       h.attempts, h.next_attempt_at, h.last_code AS error_code, h.last_error
+FROM (SELECT DISTINCT ON (d.agg_hash) d.* FROM outbox.delivery d WHERE d.state IN ('r', 'b', 'p') ORDER BY d.agg_hash, d.position) h
+JOIN outbox.log l ON l.position = h.position;
+COMMENT ON VIEW outbox.blocked_aggregates IS
+'aggregates that a failed event holds up: its age, how many events wait behind it (depth), and the reason';
+
+CREATE FUNCTION outbox.tell_relays() RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_tell_relays';
+COMMENT ON FUNCTION outbox.tell_relays() IS 'when the transaction commits, relays look at outbox.request and outbox.pauses';
+
+CREATE FUNCTION outbox.redrive(
+    event_id uuid DEFAULT NULL, aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL, event_type text DEFAULT NULL,
+    error_code integer DEFAULT NULL, failed_after timestamptz DEFAULT NULL, failed_before timestamptz DEFAULT NULL,
+    max_events bigint DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+    redriven bigint;
+BEGIN
+    IF max_events < 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'max_events must not be negative';
+    END IF;
+    WITH chosen AS MATERIALIZED (
+        SELECT d.position AS pos, d.agg_hash AS agg, d.state AS was
+        FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position
+        WHERE d.state IN ('f', 'b', 'p')
+          AND (event_id IS NULL OR l.event_id = event_id)
+          AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
+          AND (aggregate_id IS NULL OR l.aggregate_id = aggregate_id)
+          AND (event_type IS NULL OR l.event_type = event_type)
+          AND (error_code IS NULL OR d.last_code = error_code)
+          AND (failed_after IS NULL OR d.failed_at >= failed_after)
+          AND (failed_before IS NULL OR d.failed_at < failed_before)
+        ORDER BY d.position LIMIT max_events
+        FOR UPDATE OF d
+    ), changed AS (
+        UPDATE outbox.delivery d
+        SET state = 'r', attempts = 0, next_attempt_at = pg_catalog.clock_timestamp(), failed_at = NULL
+        WHERE d.state IN ('f', 'b', 'p')
+          AND (d.position IN (SELECT pos FROM chosen)
+               OR d.state = 'p' AND d.agg_hash IN (SELECT agg FROM chosen WHERE was = 'p'))
+        RETURNING d.position AS pos, d.agg_hash AS agg
+    ), asked AS (
+        -- A parked aggregate comes back as a whole, by its first event.
+        INSERT INTO outbox.request (kind, agg_hash, position)
+        SELECT 'r', agg, pos FROM changed WHERE agg NOT IN (SELECT agg FROM chosen WHERE was = 'p')
+        UNION ALL
+        SELECT 'r', agg, min(pos) FROM changed WHERE agg IN (SELECT agg FROM chosen WHERE was = 'p') GROUP BY agg
+    )
+    SELECT count(*) INTO redriven FROM changed;
+    IF redriven > 0 THEN
+        PERFORM outbox.tell_relays();
+    END IF;
+    RETURN redriven;
+END $$;
+COMMENT ON FUNCTION outbox.redrive IS
+'sends dead letters again that match all arguments given, with new attempts and the same event_id; a parked aggregate comes back as a whole, in order; returns their number';
+
+CREATE FUNCTION outbox.discard(
+    reason text,
+    event_id uuid DEFAULT NULL, aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL, event_type text DEFAULT NULL,
+    error_code integer DEFAULT NULL, failed_after timestamptz DEFAULT NULL, failed_before timestamptz DEFAULT NULL,
+    max_events bigint DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+    dead bigint;
+    pending bigint := 0;
+BEGIN
+    IF coalesce(reason, '') = '' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a reason must be given', DETAIL = 'It is recorded with the event.';
+    END IF;
+    IF max_events < 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'max_events must not be negative';
+    END IF;
+    IF num_nonnulls(event_id, aggregate_type, aggregate_id, event_type, error_code, failed_after, failed_before) = 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'no events are named',
+            HINT = 'Give an event_id, an aggregate, an event type, an error code or a time range.';
+    END IF;
+    WITH chosen AS MATERIALIZED (
+        SELECT d.position AS pos, d.agg_hash AS agg, d.state AS was
+        FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position
+        WHERE d.state IN ('f', 'b', 'p')
+          AND (event_id IS NULL OR l.event_id = event_id)
+          AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
+          AND (aggregate_id IS NULL OR l.aggregate_id = aggregate_id)
+          AND (event_type IS NULL OR l.event_type = event_type)
+          AND (error_code IS NULL OR d.last_code = error_code)
+          AND (failed_after IS NULL OR d.failed_at >= failed_after)
+          AND (failed_before IS NULL OR d.failed_at < failed_before)
+        ORDER BY d.position LIMIT max_events
+        FOR UPDATE OF d
+    ), changed AS (
+        UPDATE outbox.delivery d
+        SET state = 'x', next_attempt_at = NULL, discarded_at = pg_catalog.clock_timestamp(), discarded_by = session_user, discard_reason = reason
+        WHERE d.position IN (SELECT pos FROM chosen WHERE was IN ('f', 'p'))
+    ), asked AS (
+        -- The aggregate waits for this one: its relay must know.
+        INSERT INTO outbox.request (kind, agg_hash, position, reason) SELECT 'x', agg, pos, reason FROM chosen WHERE was = 'b'
+        UNION ALL
+        -- The aggregate may have been parked because of this one.
+        SELECT 'x', agg, min(pos), reason FROM chosen WHERE was = 'p' GROUP BY agg
+    )
+    SELECT count(*) INTO dead FROM chosen;
+    IF dead = 0 AND event_id IS NOT NULL THEN
+        INSERT INTO outbox.request (kind, agg_hash, position, reason)
+        SELECT 'x', l.agg_hash, l.position, reason
+        FROM outbox.log l LEFT JOIN outbox.delivery d ON d.position = l.position
+        WHERE l.event_id = event_id AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
+          AND (aggregate_id IS NULL OR l.aggregate_id = aggregate_id) AND (event_type IS NULL OR l.event_type = event_type)
+          AND num_nonnulls(error_code, failed_after, failed_before) = 0
+          AND (d.state = 'r' OR d.position IS NULL AND outbox.settled_at(l.position) IS NULL
+               AND l.position > coalesce((SELECT max(w.position) FROM outbox.watermark w), 0));
+        GET DIAGNOSTICS pending = ROW_COUNT;
+    END IF;
+    IF dead + pending > 0 THEN
+        PERFORM outbox.tell_relays();
+    END IF;
+    RETURN dead + pending;
+END $$;
+COMMENT ON FUNCTION outbox.discard IS
+'gives dead letters up that match all arguments given, or one pending event by its event_id, with a reason that is recorded; an aggregate that one blocked goes on; returns their number';
+
+CREATE FUNCTION outbox.pause(aggregate_type text DEFAULT NULL, subject text DEFAULT NULL, reason text DEFAULT NULL)
+RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+BEGIN
+    IF subject = '' OR subject ~ '[[:space:]]' OR subject ~ '(^|\.)(\.|$)' OR subject ~ '>.' THEN
+        RAISE invalid_parameter_value USING MESSAGE = format('"%s" is not a subject', subject),
+            DETAIL = 'Tokens are separated by dots; "*" stands for one token, ">" as the last one for all that follow.';
+    END IF;
+    INSERT INTO outbox.pauses (aggregate_type, subject, reason) VALUES (aggregate_type, subject, reason)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM outbox.tell_relays();
+    RETURN true;
+END $$;
+COMMENT ON FUNCTION outbox.pause IS
+'stops publishing in this database: of everything, of an aggregate type, of subjects ("*" and ">" as in NATS); events go on to be enqueued; false if that was paused already';
+
+CREATE FUNCTION outbox.resume(aggregate_type text DEFAULT NULL, subject text DEFAULT NULL)
+RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+BEGIN
+    DELETE FROM outbox.pauses p
+    WHERE p.aggregate_type IS NOT DISTINCT FROM aggregate_type AND p.subject IS NOT DISTINCT FROM subject;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM outbox.tell_relays();
+    RETURN true;
+END $$;
+COMMENT ON FUNCTION outbox.resume IS 'ends the pause that was made with the same arguments; false if there is none';
+
+CREATE FUNCTION outbox.error_counts(OUT class text, OUT count bigint)
+RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_error_counts';
+COMMENT ON FUNCTION outbox.error_counts() IS
+'failed attempts to publish in this database since the server started, by class of error (see docs/delivery.md)';
 
 -- ------------------------------------------------------------ privileges
 
@@ -240,3 +458,6 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.ledger_6', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.ledger_7', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.delivery', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.watermark', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.request', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.request_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.pauses', '');

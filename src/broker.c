@@ -600,6 +600,13 @@ broker_flush(Broker *broker)
 }
 
 void
+broker_announce(Broker *broker, const char *subject, const void *data, int len)
+{
+	if (broker->state == BROKER_ONLINE && broker->link != NULL)
+		(void) natsConnection_Publish(broker->link->nc, subject, data, len);
+}
+
+void
 broker_reset(Broker *broker)
 {
 	if (broker->settings == NULL)

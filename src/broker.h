@@ -76,6 +76,7 @@ typedef struct BrokerOutcome
 	bool		duplicate;		/* ACKED: the stream had this message id already */
 	uint64_t	sequence;		/* ACKED: the stream's sequence */
 	int			code;			/* REFUSED: JetStream err_code (10077 ...), else 0 */
+	int			status;			/* REFUSED: the HTTP-like code beside it (503 ...), else 0 */
 	int			round_trip_us;	/* ACKED: from broker_publish() to the ack */
 	char		text[BROKER_TEXT_SIZE];	/* all but ACKED: what happened, in words: printable
 										 * ASCII, never a secret */
@@ -143,6 +144,9 @@ extern BrokerPublishResult broker_publish(Broker *broker, const BrokerMessage *m
 
 /* Writes as much of the buffer as the socket takes now; the rest goes out in broker_poll(). */
 extern void broker_flush(Broker *broker);
+
+/* A plain NATS message that nobody acknowledges; dropped silently when offline. */
+extern void broker_announce(Broker *broker, const char *subject, const void *data, int len);
 
 /*
  * Drops the connection with its unsent bytes; what was in flight is reported

@@ -96,6 +96,9 @@ outbox_database_catalog(bool missing_ok)
 		catalog.ledger[i] = relation_named(schema, "ledger_%d", i);
 		catalog.ledger_bucket[i] = relation_named(schema, "ledger_%d_bucket", i);
 	}
+	catalog.delivery = relation_named(schema, "delivery", 0);
+	catalog.delivery_position = relation_named(schema, "delivery_pkey", 0);
+	catalog.delivery_aggregate = relation_named(schema, "delivery_aggregate", 0);
 	catalog_valid = true;
 	return &catalog;
 }

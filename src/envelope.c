@@ -16,6 +16,7 @@
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
+#include "clock.h"
 #include "encode.h"
 #include "envelope.h"
 #include "event.h"
@@ -156,7 +157,7 @@ add_subject(Builder *builder, const OutboxRow *row)
 
 /* Lays the block out: struct, header array, strings, payload. NULL: out of memory. */
 static OutboxEvent *
-assemble(const Builder *builder, int subject, const char *payload, int payload_len)
+assemble(const Builder *builder, int subject, int aggregate_type, const char *payload, int payload_len)
 {
 	Size		headers_size = sizeof(BrokerHeader) * builder->count;
 	Size		size = sizeof(OutboxEvent) + headers_size + builder->strings.len + payload_len;
@@ -177,6 +178,8 @@ assemble(const Builder *builder, int subject, const char *payload, int payload_l
 	}
 	memcpy(strings + builder->strings.len, payload, payload_len);
 
+	event->event_id = headers[0].value;
+	event->aggregate_type = strings + aggregate_type;
 	event->message.subject = strings + subject;
 	event->message.headers = headers;
 	event->message.header_count = builder->count;
@@ -196,24 +199,50 @@ outbox_envelope_build(const OutboxRow *row)
 	Builder		builder;
 	OutboxEvent *event;
 	int			subject;
+	int			aggregate_type;
 
 	builder.count = 0;
 	initStringInfo(&builder.strings);
 	subject = add_subject(&builder, row);
+	aggregate_type = add_string(&builder, row->aggregate_type);
 	add_own_headers(&builder, row);
 	add_user_headers(&builder, row);
 
-	event = assemble(&builder, subject, row->payload, row->payload_len);
+	event = assemble(&builder, subject, aggregate_type, row->payload, row->payload_len);
 	if (event == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory")));
 	event->child = row->child;
 	event->claim = -1;
+	event->agg_hash = row->agg_hash;
 	event->schedule.position = row->position;
-	event->schedule.aggregate = row->agg_hash;
-	event->schedule.not_before = row->not_before;
+	event->schedule.not_before = row->not_before == 0 ? 0 : outbox_clock_at(row->not_before);
 	event->schedule.created = row->created_at;
 	event->schedule.priority = row->priority;
+	return event;
+}
+
+/* Stands for a row that can't be read: never sent, it becomes a dead letter in its turn. ERROR when out of memory. */
+OutboxEvent *
+outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *why)
+{
+	size_t		why_size = strlen(why) + 1;
+	OutboxEvent *event = malloc(sizeof(OutboxEvent) + why_size);
+	char	   *text = (char *) (event + 1);
+
+	if (event == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory")));
+	memset(event, 0, sizeof(*event));
+	memcpy(text, why, why_size);
+	event->broken = text;
+	event->event_id = "of an unreadable row";
+	event->child = child;
+	event->claim = -1;
+	event->agg_hash = agg_hash;
+	event->schedule.position = position;
+	event->schedule.bytes = sizeof(OutboxEvent) + why_size;
 	return event;
 }

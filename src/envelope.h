@@ -19,6 +19,12 @@ typedef struct OutboxEvent
 	SchedEvent	schedule;		/* first: the scheduler owns and frees the block */
 	int			child;			/* of the log, whose ledger twin records it */
 	int			claim;			/* index in OutboxDatabase.claimed while in flight */
+	uint64		agg_hash;		/* of type and id; the schedule's key may be another */
+	int			attempts;		/* that counted, so far */
+	bool		has_delivery;	/* outbox.delivery has a row of it */
+	const char *event_id;		/* these in text, within the block */
+	const char *aggregate_type;
+	const char *broken;			/* why the row can't be read; there is no message then */
 	BrokerMessage message;
 } OutboxEvent;
 
@@ -48,5 +54,6 @@ typedef struct OutboxRow
 } OutboxRow;
 
 extern OutboxEvent *outbox_envelope_build(const OutboxRow *row);
+extern OutboxEvent *outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *why);
 
 #endif							/* OUTBOX_ENVELOPE_H */

@@ -1,7 +1,7 @@
 /*
  * log.h
- *	  The columns of outbox.log and outbox.ledger, as the install script
- *	  defines them.
+ *	  The columns of outbox.log and outbox.ledger, and the first ones of
+ *	  outbox.delivery, as the install script defines them.
  */
 #ifndef OUTBOX_LOG_H
 #define OUTBOX_LOG_H
@@ -40,6 +40,22 @@ enum
 	LEDGER_BITS,
 	LEDGER_COLUMNS = LEDGER_BITS
 };
+
+enum
+{
+	DELIVERY_POSITION = 1,
+	DELIVERY_AGG_HASH,
+	DELIVERY_STATE,
+	DELIVERY_ATTEMPTS
+};
+
+/* delivery.state, see the install script. */
+#define DELIVERY_RETRY 'r'
+#define DELIVERY_DONE 'd'
+#define DELIVERY_FAILED 'f'
+#define DELIVERY_BLOCKING 'b'
+#define DELIVERY_PARKED 'p'
+#define DELIVERY_DISCARDED 'x'
 
 /* payload_kind: what the caller gave. */
 #define PAYLOAD_JSONB 'j'

@@ -16,6 +16,7 @@
 #include "encode.h"
 #include "feed.h"
 #include "launcher.h"
+#include "operators.h"
 
 PG_MODULE_MAGIC;
 
@@ -35,6 +36,10 @@ int			outbox_ack_timeout;
 int			outbox_connect_timeout;
 int			outbox_retry_base_delay;
 int			outbox_retry_max_delay;
+int outbox_max_attempts;
+int outbox_poison_policy;
+bool outbox_preserve_aggregate_order;
+char *outbox_dead_letter_subject;
 int			outbox_relay_memory;
 int			outbox_max_payload;
 int			outbox_max_open_aggregates;
@@ -42,6 +47,13 @@ int			outbox_max_databases;
 #ifdef OUTBOX_TEST_POINTS
 int			outbox_test_feed_size;
 #endif
+
+static const struct config_enum_entry poison_policies[] = {
+	{"skip", OUTBOX_POISON_SKIP, false},
+	{"block", OUTBOX_POISON_BLOCK, false},
+	{"park", OUTBOX_POISON_PARK, false},
+	{NULL, 0, false},
+};
 
 static object_access_hook_type previous_object_access_hook = NULL;
 static ProcessUtility_hook_type previous_utility_hook = NULL;
@@ -96,6 +108,16 @@ check_nats_url(char **value, void **extra, GucSource source)
 		GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
 	}
 	return valid;
+}
+
+/* A subject to publish to: literal tokens only. */
+static bool
+check_dead_letter_subject(char **value, void **extra, GucSource source)
+{
+	if ((*value)[0] == '\0' || (strchr(*value, '{') == NULL && outbox_encode_check_template(*value) == NULL))
+		return true;
+	GUC_check_errdetail("It is a NATS subject without blanks, wildcards and empty tokens.");
+	return false;
 }
 
 static bool
@@ -166,6 +188,18 @@ define_relay_settings(void)
 							&outbox_retry_base_delay, 100, 1, 3600000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.retry_max_delay", "Longest delay between retries and between attempts to connect.", NULL,
 							&outbox_retry_max_delay, 30000, 1, 86400000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.max_attempts", "Attempts after which an event that is refused itself becomes a dead letter.",
+							"What fails because of the broker, the stream or the subject uses up none.",
+							&outbox_max_attempts, 10, 1, INT_MAX, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomEnumVariable("outbox.poison_policy", "What becomes of an aggregate's later events when one has failed for good.",
+							 "skip: they go on; block: they wait for an operator; park: they become dead letters, too.",
+							 &outbox_poison_policy, OUTBOX_POISON_SKIP, poison_policies, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.preserve_aggregate_order", "Publishes the events of an aggregate one after the other.",
+							 "off: by priority and arrival only; a failing event is overtaken.",
+							 &outbox_preserve_aggregate_order, true, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.dead_letter_subject", "Subject on which each dead letter is announced.",
+							   "A plain NATS message without acknowledgement; empty: none.",
+							   &outbox_dead_letter_subject, "", PGC_SUSET, 0, check_dead_letter_subject, NULL, NULL);
 	DefineCustomIntVariable("outbox.relay_memory", "Memory for events that a relay has read and not yet published.",
 							"One event more than that may be held.",
 							&outbox_relay_memory, 64 * 1024, 1024, MAX_KILOBYTES, PGC_SUSET, GUC_UNIT_KB,
@@ -272,6 +306,7 @@ _PG_init(void)
 
 	outbox_shmem_install();
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
+	RegisterXactCallback(outbox_operators_xact_callback, NULL);
 	previous_object_access_hook = object_access_hook;
 	object_access_hook = object_access;
 	previous_utility_hook = ProcessUtility_hook;

@@ -25,6 +25,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "error_class.h"
 
 #define OUTBOX_SCHEMA "outbox"
 #define OUTBOX_EXTENSION "outbox"
@@ -56,6 +57,8 @@ typedef enum OutboxRelayState
 	OUTBOX_RELAY_STARTING,
 	OUTBOX_RELAY_CONNECTING,	/* no connection to NATS; the text says why */
 	OUTBOX_RELAY_STREAM_TROUBLE,	/* connected, but the stream isn't usable */
+	OUTBOX_RELAY_BROKER_TROUBLE, /* connected, but nothing is acknowledged: one probe at a time */
+	OUTBOX_RELAY_PAUSED,		/* by outbox.pause() */
 	OUTBOX_RELAY_ACTIVE
 } OutboxRelayState;
 
@@ -94,6 +97,9 @@ typedef struct OutboxDatabase
 
 	LWLock		status_lock;
 	OutboxRelayStatus status;
+	pg_atomic_uint32 requests;	/* raised when operators have asked for something: store_requests.c */
+	pg_atomic_uint32 careful;	/* the next relay builds each event in a subtransaction: one can't be read */
+	pg_atomic_uint64 errors[OUTBOX_ERROR_CLASSES]; /* failures to publish since the server started */
 	pg_atomic_uint64 published; /* acks recorded since the server started */
 	pg_atomic_uint64 known_pending; /* events known to the relay that aren't terminal */
 	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
@@ -156,6 +162,14 @@ extern void outbox_shmem_free(Oid dboid);
 extern void outbox_shmem_wake_relay(OutboxDatabase *database);
 extern void outbox_shmem_wake_launcher(void);
 
+/* What a failed event means to its successors: outbox.poison_policy. */
+typedef enum OutboxPoisonPolicy
+{
+	OUTBOX_POISON_SKIP,			/* they go on */
+	OUTBOX_POISON_BLOCK,		/* they wait for an operator */
+	OUTBOX_POISON_PARK /* they become dead letters, too */
+} OutboxPoisonPolicy;
+
 /* Settings, outbox.c; each is described where it is defined. */
 extern char *outbox_nats_url;
 extern char *outbox_credentials_file;
@@ -173,6 +187,10 @@ extern int	outbox_ack_timeout;
 extern int	outbox_connect_timeout;
 extern int	outbox_retry_base_delay;
 extern int	outbox_retry_max_delay;
+extern int outbox_max_attempts;
+extern int outbox_poison_policy;
+extern bool outbox_preserve_aggregate_order;
+extern char *outbox_dead_letter_subject;
 extern int	outbox_relay_memory;
 extern int	outbox_max_payload;
 extern int	outbox_max_open_aggregates;

@@ -10,21 +10,16 @@
 
 #include <signal.h>
 
-#include "common/pg_prng.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
+#include "clock.h"
 #include "encode.h"
 #include "relay.h"
 
-/* The window never shrinks below this: acks of the good must get through beside the bad. */
-#define MIN_WINDOW 16
-
 /* Time for a connection attempt under way to end when the process does. */
 #define EXIT_GRACE_MS 2500
-
-#define OUTCOMES_PER_POLL 256
 
 #define DUPLICATE_WINDOW_MS (2 * 60 * 1000)
 
@@ -67,7 +62,7 @@ outbox_publisher_start(OutboxRelay *relay)
 {
 	sigset_t	saved;
 
-	relay->window = MIN_WINDOW;
+	outbox_flow_reset(&relay->flow, outbox_max_in_flight);
 	relay->free_claims = MemoryContextAlloc(TopMemoryContext, OUTBOX_MAX_CLAIMED * sizeof(int));
 	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
 	{
@@ -120,176 +115,51 @@ outbox_publisher_configure(OutboxRelay *relay)
 	restore_signals(&saved);
 	if (!ok)
 		outbox_relay_out_of_memory();
-	relay->window = Min(relay->window, outbox_max_in_flight);
+	outbox_flow_set_max(&relay->flow, outbox_max_in_flight);
 }
 
 /* ------------------------------------------------------------- outcomes */
 
-static void
-remember_error(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text)
+/* The position is no longer with the broker. */
+void
+outbox_publisher_release_claim(OutboxRelay *relay, int claim)
 {
-	OutboxRelayStatus *status = &relay->database->status;
-
-	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
-	snprintf(status->last_error, sizeof(status->last_error), "%s (%d), publishing to \"%s\" in stream \"%s\"",
-			 text, code, event->message.subject, outbox_stream);
-	LWLockRelease(&relay->database->status_lock);
-}
-
-static void
-release_claim(OutboxRelay *relay, OutboxEvent *event)
-{
-	pg_atomic_write_u64(&relay->database->claimed[event->claim], 0);
-	relay->free_claims[relay->free_claim_count++] = event->claim;
-	event->claim = -1;
-}
-
-static void
-settle_soon(OutboxRelay *relay, TimestampTz now)
-{
-	if (relay->settle_at == DT_NOEND)
-		relay->settle_at = now + 5 * 1000;
-}
-
-static void
-acked(OutboxRelay *relay, OutboxEvent *event, TimestampTz now)
-{
-	OutboxAcked *entry = &relay->acked[relay->acked_count++];
-
-	entry->position = event->schedule.position;
-	entry->child = event->child;
-	entry->claim = event->claim;
-	entry->had_failed = event->schedule.attempts > 0;
-	settle_soon(relay, now);
-	relay->window = Min(relay->window + 1, outbox_max_in_flight);
-	outbox_schedule_done(relay->schedule, &event->schedule, now);
-}
-
-static TimestampTz
-retry_time(int attempts, TimestampTz now)
-{
-	int64		base = outbox_retry_base_delay * INT64CONST(1000);
-	int64		max = outbox_retry_max_delay * INT64CONST(1000);
-
-	return now + outbox_schedule_backoff(attempts, base, max, pg_prng_double(&pg_global_prng_state));
-}
-
-/* The event itself was refused: an attempt that counts, recorded with its reason. */
-static void
-refused(OutboxRelay *relay, OutboxEvent *event, int code, const char *text, TimestampTz now)
-{
-	int			attempts = event->schedule.attempts + 1;
-	TimestampTz retry_at = retry_time(attempts, now);
-
-	if (relay->refused_count < OUTBOX_REFUSED_BATCH)
-	{
-		OutboxRefused *entry = &relay->refused[relay->refused_count++];
-
-		entry->position = event->schedule.position;
-		entry->next_attempt_at = retry_at;
-		entry->code = code;
-		strlcpy(entry->text, text, sizeof(entry->text));
-		settle_soon(relay, now);
-	}
-	release_claim(relay, event);
-	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, attempts);
-}
-
-/*
- * No answer, none that counts, or a refusal that isn't about this event. The
- * same id is sent again after a while; no attempt is counted in the database.
- * Fewer go out at a time until acks come again.
- */
-static void
-unanswered(OutboxRelay *relay, OutboxEvent *event, TimestampTz now)
-{
-	int			attempts = event->schedule.attempts + 1;
-
-	relay->window = Max(relay->window / 2, Min(MIN_WINDOW, outbox_max_in_flight));
-	release_claim(relay, event);
-	outbox_schedule_retry(relay->schedule, &event->schedule, retry_time(attempts, now), attempts);
-}
-
-/*
- * JetStream error codes that refuse an event for what it is; all others are
- * about the stream or the server, and so about every event alike.
- */
-static bool
-is_about_event(int code)
-{
-	switch (code)
-	{
-		case 10054:				/* larger than the stream's max_msg_size */
-		case 10070:				/* expected last message id */
-		case 10071:				/* expected last sequence */
-		case 10111:				/* rollup not permitted */
-			return true;
-		default:
-			return false;
-	}
-}
-
-static void
-take_outcome(OutboxRelay *relay, const BrokerOutcome *outcome, TimestampTz now)
-{
-	OutboxEvent *event = outcome->cookie;
-
-	relay->in_flight_bytes -= event->schedule.bytes;
-	if (outcome->kind != BROKER_ACKED)
-		remember_error(relay, event, outcome->code, outcome->text);
-	switch (outcome->kind)
-	{
-		case BROKER_ACKED:
-			acked(relay, event, now);
-			break;
-		case BROKER_REFUSED:
-			if (is_about_event(outcome->code))
-				refused(relay, event, outcome->code, outcome->text, now);
-			else
-				unanswered(relay, event, now);
-			break;
-		case BROKER_LOST:
-			release_claim(relay, event);
-			outbox_schedule_return(relay->schedule, &event->schedule);
-			break;
-		case BROKER_NO_RESPONDERS:
-		case BROKER_TIMED_OUT:
-		case BROKER_BAD_REPLY:
-			unanswered(relay, event, now);
-			break;
-	}
+	if (claim < 0)
+		return;
+	pg_atomic_write_u64(&relay->database->claimed[claim], 0);
+	relay->free_claims[relay->free_claim_count++] = claim;
 }
 
 /* Moves bytes and takes what came back, as long as there is room to keep acks. */
 void
 outbox_publisher_poll(OutboxRelay *relay)
 {
-	BrokerOutcome outcomes[OUTCOMES_PER_POLL];
+	BrokerOutcome outcomes[OUTBOX_POLL_BATCH];
 	sigset_t	saved;
-	int			count;
+	int			count = OUTBOX_POLL_BATCH;
 
-	do
+	while (count == OUTBOX_POLL_BATCH && outbox_outcome_has_room(relay))
 	{
-		TimestampTz now;
+		int64		now;
 
 		block_signals(&saved);
-		count = broker_poll(relay->broker, outcomes, OUTCOMES_PER_POLL);
+		count = broker_poll(relay->broker, outcomes, OUTBOX_POLL_BATCH);
 		restore_signals(&saved);
-		now = GetCurrentTimestamp();
+		now = outbox_clock_now();
 		for (int i = 0; i < count; i++)
-			take_outcome(relay, &outcomes[i], now);
-	} while (count == OUTCOMES_PER_POLL && relay->acked_count < OUTBOX_SETTLE_BATCH);
+			outbox_outcome_take(relay, &outcomes[i], now);
+	}
 }
 
 /* -------------------------------------------------------------- sending */
 
 /* Whether one more event may go out: window, bytes, and a place to note that it is out. */
 static bool
-may_send(const OutboxRelay *relay, int in_flight)
+may_send(const OutboxRelay *relay, int in_flight, int64 now)
 {
 	size_t		budget = (size_t) outbox_relay_memory * 1024 / 4;
 
-	return in_flight < relay->window && relay->free_claim_count > 0 &&
+	return outbox_flow_may_send(&relay->flow, in_flight, now) && relay->free_claim_count > 0 &&
 		(in_flight == 0 || relay->in_flight_bytes < budget);
 }
 
@@ -304,18 +174,42 @@ send_one(OutboxRelay *relay, OutboxEvent *event, BrokerPublishResult *result, in
 	event->claim = relay->free_claims[--relay->free_claim_count];
 	pg_atomic_write_u64(&relay->database->claimed[event->claim], event->schedule.position);
 
+	if (event->broken != NULL)
+	{
+		*result = BROKER_PUBLISH_REFUSED;
+		*code = 0;
+		strlcpy(text, event->broken, BROKER_TEXT_SIZE);
+		return false;
+	}
 	*result = broker_publish(relay->broker, &event->message, event, code, text);
 	if (*result == BROKER_PUBLISH_OK)
 	{
 		relay->in_flight_bytes += event->schedule.bytes;
+		outbox_flow_sent(&relay->flow);
 		return true;
 	}
 	if (*result != BROKER_PUBLISH_REFUSED)
 	{
-		release_claim(relay, event);
+		outbox_publisher_release_claim(relay, event->claim);
 		outbox_schedule_return(relay->schedule, &event->schedule);
 	}
 	return false;
+}
+
+/* The next head that isn't paused; paused ones wait until the pauses change. */
+static OutboxEvent *
+next_event(OutboxRelay *relay, int64 now)
+{
+	OutboxEvent *event;
+
+	while ((event = (OutboxEvent *) outbox_schedule_next(relay->schedule, now)) != NULL)
+	{
+		if (event->broken != NULL || relay->pauses.count == 0 ||
+			!outbox_pause_holds(&relay->pauses, event->aggregate_type, event->message.subject))
+			return event;
+		outbox_schedule_retry(relay->schedule, &event->schedule, PG_INT64_MAX, event->schedule.failures);
+	}
+	return NULL;
 }
 
 /* Sends ready heads until the window is full or none is left. */
@@ -329,16 +223,18 @@ outbox_publisher_send(OutboxRelay *relay)
 	int			code;
 	sigset_t	saved;
 
+	if (relay->pauses.all)
+		return;
 	do
 	{
-		TimestampTz now = GetCurrentTimestamp();
+		int64		now = outbox_clock_now();
 
 		result = BROKER_PUBLISH_OK;
 		block_signals(&saved);
 		broker_get_status(relay->broker, &status);
-		while (status.state == BROKER_ONLINE && may_send(relay, status.in_flight))
+		while (status.state == BROKER_ONLINE && may_send(relay, status.in_flight, now))
 		{
-			event = (OutboxEvent *) outbox_schedule_next(relay->schedule, now);
+			event = next_event(relay, now);
 			if (event == NULL || !send_one(relay, event, &result, &code, text))
 				break;
 			status.in_flight++;
@@ -347,11 +243,21 @@ outbox_publisher_send(OutboxRelay *relay)
 		restore_signals(&saved);
 
 		if (result == BROKER_PUBLISH_REFUSED)
-		{
-			remember_error(relay, event, code, text);
-			refused(relay, event, code, text, now);
-		}
-	} while (result == BROKER_PUBLISH_REFUSED && relay->refused_count < OUTBOX_REFUSED_BATCH);
+			outbox_outcome_refused(relay, event, code, text, now);
+	} while (result == BROKER_PUBLISH_REFUSED && outbox_outcome_has_room(relay));
+}
+
+/* Tells whoever listens to outbox.dead_letter_subject; nobody's answer is waited for. */
+void
+outbox_publisher_announce(OutboxRelay *relay, const char *text)
+{
+	sigset_t	saved;
+
+	if (outbox_dead_letter_subject[0] == '\0')
+		return;
+	block_signals(&saved);
+	broker_announce(relay->broker, outbox_dead_letter_subject, text, (int) strlen(text));
+	restore_signals(&saved);
 }
 
 /* Milliseconds that the relay may sleep as far as the broker is concerned; -1: no limit. */
@@ -370,25 +276,42 @@ outbox_publisher_wait_limit(OutboxRelay *relay)
 /* --------------------------------------------------------------- status */
 
 static OutboxRelayState
-relay_state(const BrokerStatus *broker)
+relay_state(const OutboxRelay *relay, const BrokerStatus *broker)
 {
 	if (broker->state != BROKER_ONLINE)
 		return OUTBOX_RELAY_CONNECTING;
-	return broker->text[0] != '\0' ? OUTBOX_RELAY_STREAM_TROUBLE : OUTBOX_RELAY_ACTIVE;
+	if (broker->text[0] != '\0')
+		return OUTBOX_RELAY_STREAM_TROUBLE;
+	if (relay->flow.open)
+		return OUTBOX_RELAY_BROKER_TROUBLE;
+	return relay->pauses.all ? OUTBOX_RELAY_PAUSED : OUTBOX_RELAY_ACTIVE;
 }
 
 static void
-log_change(const BrokerStatus *broker, OutboxRelayState state)
+log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
 {
-	if (state == OUTBOX_RELAY_ACTIVE)
-		ereport(LOG,
-				(errmsg("outbox relay publishes to stream \"%s\" at %s", outbox_stream, broker->server)));
-	else if (state == OUTBOX_RELAY_STREAM_TROUBLE)
-		ereport(LOG,
-				(errmsg("outbox relay can't use stream \"%s\": %s", outbox_stream, broker->text)));
-	else if (broker->text[0] != '\0')
-		ereport(LOG,
-				(errmsg("outbox relay is not connected to NATS: %s", broker->text)));
+	switch (state)
+	{
+		case OUTBOX_RELAY_ACTIVE:
+			ereport(LOG,
+					(errmsg("outbox relay publishes to stream \"%s\" at %s", outbox_stream, broker->server)));
+			break;
+		case OUTBOX_RELAY_STREAM_TROUBLE:
+			ereport(LOG,
+					(errmsg("outbox relay can't use stream \"%s\": %s", outbox_stream, broker->text)));
+			break;
+		case OUTBOX_RELAY_BROKER_TROUBLE:
+			ereport(LOG,
+					(errmsg("outbox relay gets no acknowledgements: %s", relay->database->status.last_error)));
+			break;
+		case OUTBOX_RELAY_PAUSED:
+			ereport(LOG, (errmsg("outbox relay is paused")));
+			break;
+		default:
+			if (broker->text[0] != '\0')
+				ereport(LOG,
+						(errmsg("outbox relay is not connected to NATS: %s", broker->text)));
+	}
 }
 
 /* Shows the broker's state in shared memory, and logs it when it changed. */
@@ -397,6 +320,7 @@ outbox_publisher_report(OutboxRelay *relay)
 {
 	static BrokerState last_broker_state = BROKER_OFFLINE;
 	static char last_text[BROKER_TEXT_SIZE] = "";
+	static uint64 connects = 0;
 	OutboxRelayStatus *status = &relay->database->status;
 	BrokerStatus broker;
 	OutboxRelayState state;
@@ -407,19 +331,24 @@ outbox_publisher_report(OutboxRelay *relay)
 	restore_signals(&saved);
 	pg_atomic_write_u64(&relay->database->in_flight, broker.in_flight);
 
-	state = relay_state(&broker);
+	state = relay_state(relay, &broker);
+	if (broker.connects != connects)
+	{
+		outbox_flow_reset(&relay->flow, outbox_max_in_flight);
+		connects = broker.connects;
+	}
 	if (state == status->state && broker.state == last_broker_state && strcmp(broker.text, last_text) == 0)
 		return;
 	/* Attempts to connect follow each other: one message for all with the same reason. */
 	if (broker.state != BROKER_CONNECTING && (state != status->state || strcmp(broker.text, last_text) != 0))
 	{
-		log_change(&broker, state);
+		log_change(relay, &broker, state);
 		strlcpy(last_text, broker.text, sizeof(last_text));
 	}
 	last_broker_state = broker.state;
 	/* What waited for an answer of the broker need not wait any longer. */
 	if (state == OUTBOX_RELAY_ACTIVE && status->state != state)
-		outbox_schedule_retry_now(relay->schedule, GetCurrentTimestamp());
+		outbox_schedule_retry_now(relay->schedule);
 
 	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
 	if (status->state != state)

@@ -11,6 +11,7 @@
 #include "outbox.h"
 
 #include "access/xact.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -23,6 +24,7 @@
 #include "utils/snapmgr.h"
 
 #include "aggregate_lock.h"
+#include "clock.h"
 #include "feed.h"
 #include "launcher.h"
 #include "relay.h"
@@ -145,12 +147,14 @@ attach(void)
 
 	PushActiveSnapshot(GetTransactionSnapshot());
 	relay.database = outbox_database_attach(catalog);
+	relay.database_name = MemoryContextStrdup(TopMemoryContext, get_database_name(MyDatabaseId));
 	relay.started = GetCurrentTimestamp();
 	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);
 	relay.database->status.state = OUTBOX_RELAY_STARTING;
 	relay.database->status.since = relay.started;
 	LWLockRelease(&relay.database->status_lock);
 	pg_atomic_write_u32(&relay.database->must_leave, 0);
+	relay.careful = pg_atomic_exchange_u32(&relay.database->careful, 0) != 0;
 	pg_atomic_write_u32(&relay.database->relay_procno, OUTBOX_MY_BACKEND_INDEX);
 	pg_write_barrier();
 	pg_atomic_write_u32(&relay.database->relay_pid, MyProcPid);
@@ -164,9 +168,9 @@ attach(void)
 }
 
 static void
-publish_counts(TimestampTz now)
+publish_counts(int64 now)
 {
-	static TimestampTz oldest_at = 0;
+	static int64 oldest_at = 0;
 	ScheduleCounts counts;
 	int64		pending;
 	int64		oldest;
@@ -206,9 +210,9 @@ should_read(bool woken)
  * that were drawn without a push, wake-ups that got lost.
  */
 static bool
-timer_work(TimestampTz now)
+timer_work(int64 now)
 {
-	static TimestampTz next = 0;
+	static int64 next = 0;
 	bool		prepared;
 
 	if (now < next)
@@ -224,13 +228,15 @@ timer_work(TimestampTz now)
 
 /* Milliseconds to sleep at most. */
 static int
-time_to_sleep(TimestampTz now)
+time_to_sleep(int64 now)
 {
-	TimestampTz until = now + IDLE_MS * INT64CONST(1000);
+	int64		until = now + IDLE_MS * INT64CONST(1000);
 	int			limit = outbox_publisher_wait_limit(&relay);
 
 	until = Min(until, relay.settle_at);
+	until = Min(until, relay.requests_at);
 	until = Min(until, outbox_schedule_next_timer(relay.schedule));
+	until = Min(until, outbox_flow_next_time(&relay.flow));
 	if (outbox_tracker_watermark(relay.tracker) < relay.read_up_to)
 		until = Min(until, relay.watermark_at);
 	if (until <= now)
@@ -246,7 +252,7 @@ sleep_until_something(WaitEventSet *events)
 	WaitEvent	event[2];
 	int			count;
 	bool		woken = false;
-	int			timeout = time_to_sleep(GetCurrentTimestamp());
+	int			timeout = time_to_sleep(outbox_clock_now());
 
 	if (relay.more_to_read && should_read(false))
 		timeout = 0;
@@ -279,18 +285,22 @@ reload_settings(void)
 static void
 work(bool woken)
 {
-	TimestampTz now;
+	int64		now = outbox_clock_now();
 
 	outbox_publisher_poll(&relay);
-	if (timer_work(GetCurrentTimestamp()))
+	if (timer_work(now))
 		woken = true;
+	if (outbox_clock_was_set())
+		outbox_schedule_end_waits(relay.schedule);
+	if (pg_atomic_read_u32(&relay.database->requests) != relay.requests_seen || now >= relay.requests_at)
+		outbox_store_take_requests(&relay);
 	outbox_store_refill(&relay);
 	if (should_read(woken))
 		outbox_store_read(&relay);
 	outbox_publisher_send(&relay);
 
-	now = GetCurrentTimestamp();
-	if (now >= relay.settle_at || relay.acked_count >= OUTBOX_SETTLE_BATCH || relay.free_claim_count == 0)
+	now = outbox_clock_now();
+	if (now >= relay.settle_at || !outbox_outcome_has_room(&relay) || relay.free_claim_count == 0)
 		outbox_store_settle(&relay);
 	if (now >= relay.watermark_at)
 	{
@@ -315,7 +325,6 @@ OutboxRelayMain(Datum main_arg)
 	BackgroundWorkerInitializeConnectionByOid(OUTBOX_RELAY_ARG_DBOID(main_arg), InvalidOid, 0);
 	pgstat_report_appname("outbox relay");
 	pin_session();
-	relay.settle_at = DT_NOEND;
 	if (!attach())
 		proc_exit(0);
 	outbox_publisher_start(&relay);

@@ -11,9 +11,13 @@
 
 #include "outbox.h"
 
+#include "utils/hsearch.h"
+
 #include "broker.h"
 #include "database.h"
 #include "envelope.h"
+#include "flow.h"
+#include "pause.h"
 #include "schedule.h"
 #include "tracker.h"
 
@@ -23,17 +27,26 @@ typedef struct OutboxAcked
 	int64		position;
 	int			child;
 	int			claim;
-	bool		had_failed;		/* it may have a delivery row */
+	bool		has_delivery;	/* there is a delivery row to close */
 } OutboxAcked;
 
-/* A refused attempt that isn't recorded yet. */
-typedef struct OutboxRefused
+/* "JetStream error 10077: ", say, and a text of broker.h. */
+#define OUTBOX_FAILURE_TEXT_SIZE (BROKER_TEXT_SIZE + 48)
+
+/*
+ * A failure that isn't recorded yet. A final one keeps its event in flight
+ * until it is: only a committed verdict lets the successor go.
+ */
+typedef struct OutboxFailure
 {
 	int64		position;
-	TimestampTz next_attempt_at;
+	uint64		agg_hash;
+	OutboxEvent *final;			/* no further attempt; NULL: will be retried */
+	bool		counted;		/* it used up an attempt */
+	int64		retry_at;		/* on the relay's clock; not for a final one */
 	int			code;
-	char		text[BROKER_TEXT_SIZE];
-} OutboxRefused;
+	char		text[OUTBOX_FAILURE_TEXT_SIZE];
+} OutboxFailure;
 
 /* Ranges to read, a palloc'd array in TopMemoryContext. */
 typedef struct OutboxRangeList
@@ -46,13 +59,17 @@ typedef struct OutboxRangeList
 /* Events held per aggregate; more are read again when their turn comes. */
 #define OUTBOX_MAX_QUEUE 256
 
-/* Acks and refusals kept before they must be recorded. */
+/* Acks and failures kept before they must be recorded. */
 #define OUTBOX_SETTLE_BATCH 1024
-#define OUTBOX_REFUSED_BATCH 256
+#define OUTBOX_FAILURE_BATCH 1024
+
+/* Outcomes taken from the broker at once. */
+#define OUTBOX_POLL_BATCH 256
 
 typedef struct OutboxRelay
 {
 	OutboxDatabase *database;
+	char	   *database_name;
 	TimestampTz started;		/* also the epoch in the ledger */
 	Schedule   *schedule;
 	Tracker    *tracker;
@@ -65,9 +82,18 @@ typedef struct OutboxRelay
 	bool		more_to_read;	/* the last read stopped before its end */
 	bool		keys_left_behind;	/* a prepared transaction has ended: sweep the aggregate locks */
 	MemoryContext row_context;	/* reset for each row */
+	bool		careful;		/* a row could not be read: each one in a subtransaction */
+	HTAB	   *parked;			/* agg_hash of aggregates whose events go to the dead letters unsent */
+	bool		preserve_order;	/* false: each event is an aggregate of its own to the schedule */
+
+	/* Operators. */
+	uint32		requests_seen;	/* of OutboxDatabase.requests */
+	int64		redrive_until;	/* for so long redriven events may meet later ones of their aggregate */
+	int64		requests_at;	/* some had to wait: look again then; PG_INT64_MAX: none */
+	OutboxPauseList pauses;
 
 	/* Publishing. */
-	int			window;			/* messages in flight at most, adapted to failures */
+	OutboxFlow	flow;			/* how many messages may be in flight */
 	size_t		in_flight_bytes;
 	int		   *free_claims;	/* stack of free indexes of database->claimed */
 	int			free_claim_count;
@@ -75,10 +101,12 @@ typedef struct OutboxRelay
 	/* Settling. */
 	OutboxAcked acked[OUTBOX_MAX_CLAIMED];
 	int			acked_count;
-	OutboxRefused refused[OUTBOX_REFUSED_BATCH];
-	int			refused_count;
-	TimestampTz settle_at;		/* when the oldest of them is due; DT_NOEND: none */
-	TimestampTz watermark_at;	/* next write of the watermark, if it moved */
+	OutboxFailure failures[OUTBOX_FAILURE_BATCH];
+	int			failure_count;
+	int64		notes_from;		/* the second in which notes_made failures that don't count were recorded */
+	int			notes_made;
+	int64		settle_at;		/* when the oldest of them is due; PG_INT64_MAX: none */
+	int64		watermark_at;	/* next write of the watermark, if it moved */
 	int64		watermark_written;
 
 	MemoryContext loop_context; /* reset in each round of the loop */
@@ -90,15 +118,26 @@ OUTBOX_NORETURN extern void outbox_relay_out_of_memory(void);
 /* store_load.c */
 extern void outbox_store_load(OutboxRelay *relay);
 
+/* store_requests.c */
+extern void outbox_store_load_pauses(OutboxRelay *relay);
+extern void outbox_store_take_requests(OutboxRelay *relay);
+
 /* store_read.c */
 extern void outbox_store_read(OutboxRelay *relay);
 extern void outbox_store_refill(OutboxRelay *relay);
+extern uint64 outbox_store_key(const OutboxRelay *relay, uint64 agg_hash, int64 position);
 extern void outbox_store_begin(OutboxRelay *relay);
 extern void outbox_store_end(void);
 
 /* store_settle.c */
+extern void outbox_store_run(const char *query, int count, Oid *types, Datum *values);
 extern void outbox_store_settle(OutboxRelay *relay);
 extern void outbox_store_advance_watermark(OutboxRelay *relay);
+
+/* outcome.c */
+extern void outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now);
+extern void outbox_outcome_refused(OutboxRelay *relay, OutboxEvent *event, int code, const char *text, int64 now);
+extern bool outbox_outcome_has_room(const OutboxRelay *relay);
 
 /* publisher.c */
 extern void outbox_publisher_start(OutboxRelay *relay);
@@ -107,6 +146,8 @@ extern void outbox_publisher_poll(OutboxRelay *relay);
 extern void outbox_publisher_send(OutboxRelay *relay);
 extern int	outbox_publisher_wait_limit(OutboxRelay *relay);
 extern void outbox_publisher_report(OutboxRelay *relay);
+extern void outbox_publisher_release_claim(OutboxRelay *relay, int claim);
+extern void outbox_publisher_announce(OutboxRelay *relay, const char *text);
 
 extern PGDLLEXPORT void OutboxRelayMain(Datum main_arg);
 

@@ -79,7 +79,7 @@ count_deferred(Schedule *schedule, Aggregate *aggregate, int64_t position, int64
 	if (position < aggregate->deferred_from)
 	{
 		aggregate->deferred_from = position;
-		aggregate->attempts = 0;	/* they were another event's */
+		aggregate->failures = 0; /* they were another event's */
 	}
 	if (created < aggregate->deferred_created)
 		aggregate->deferred_created = created;
@@ -115,12 +115,12 @@ outbox_sched_aggregate_forget(Schedule *schedule, Aggregate *aggregate)
 /* An aggregate without events, and in no heap, waits for the time to read them again. */
 void
 outbox_sched_aggregate_start_wait(Schedule *schedule, Aggregate *aggregate, int64_t until,
-								  int32_t attempts, bool retry)
+								  int32_t failures, bool retry)
 {
 	SchedAssert(aggregate->held == 0 && aggregate->deferred > 0);
 	aggregate->state = AGGREGATE_WAITING;
 	aggregate->heap_key = until;
-	aggregate->attempts = attempts;
+	aggregate->failures = failures;
 	aggregate->retry_wait = retry;
 	outbox_sched_heap_push(&schedule->heaps.waiting, aggregate, aggregate->deferred_from);
 }
@@ -142,11 +142,11 @@ outbox_sched_aggregate_start_head(Schedule *schedule, Aggregate *aggregate, int6
 	if (head->not_before > now)
 	{
 		int64_t		until = head->not_before;
-		int32_t		attempts = head->attempts;
+		int32_t		failures = head->failures;
 
 		aggregate->state = AGGREGATE_EMPTY;
 		outbox_sched_aggregate_forget(schedule, aggregate);
-		outbox_sched_aggregate_start_wait(schedule, aggregate, until, attempts, false);
+		outbox_sched_aggregate_start_wait(schedule, aggregate, until, failures, false);
 		return;
 	}
 	aggregate->state = AGGREGATE_READY;

@@ -46,12 +46,12 @@ typedef struct Aggregate
 	int64_t		deferred_from;	/* the lowest of them; INT64_MAX: none */
 	int64_t		deferred_created;	/* created time of the oldest of them; INT64_MAX: none */
 	int64_t		heap_key;		/* ready, in flight: place among the ready; waiting: until when */
-	int32_t		attempts;		/* of the event at deferred_from, while it isn't held */
+	int32_t		failures;		/* of the event at deferred_from, while it isn't held */
 	int32_t		held;
 	uint32_t	heap_index;		/* where in its heap, kept up by sched_heap.c */
 	uint8_t		state;			/* AggregateState */
 	bool		in_refill;		/* linked in the refill queue */
-	bool		retry_wait;		/* waits for a retry, not for a not_before */
+	bool		retry_wait;		/* waits for a retry, not for a not_before or an operator */
 } Aggregate;
 
 /* Chained hash table. The number of buckets is 2^bits. */
@@ -126,8 +126,9 @@ struct Schedule
 
 	/* The refill between next_refill and refill_end; NULL: none. */
 	Aggregate  *refilling;
-	int64_t		refill_added;
-	int64_t		refill_position;	/* of the last one added */
+	int64_t		refill_found;	/* deferred events that were added, or skipped */
+	bool		refill_moved;	/* at least one was added or skipped */
+	int64_t		refill_position; /* of the last one */
 	int64_t		refill_created;
 	bool		refill_cut;		/* one was given that the queue had no place for */
 };
@@ -162,7 +163,7 @@ extern void outbox_sched_aggregate_defer(Schedule *schedule, Aggregate *aggregat
 										 int64_t created);
 extern void outbox_sched_aggregate_start_head(Schedule *schedule, Aggregate *aggregate, int64_t now);
 extern void outbox_sched_aggregate_start_wait(Schedule *schedule, Aggregate *aggregate, int64_t until,
-											  int32_t attempts, bool retry);
+											  int32_t failures, bool retry);
 extern void outbox_sched_aggregate_end_wait(Schedule *schedule, Aggregate *aggregate);
 
 /* sched_refill.c */

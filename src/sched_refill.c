@@ -66,6 +66,14 @@ may_refill(const Schedule *schedule)
 }
 
 bool
+outbox_schedule_refill_is_due(const Schedule *schedule, int64_t now)
+{
+	const Heap *waiting = &schedule->heaps.waiting;
+
+	return schedule->refill_first != NULL || (waiting->count > 0 && waiting->root->key <= now);
+}
+
+bool
 outbox_schedule_next_refill(Schedule *schedule, int64_t now, ScheduleRefill *refill)
 {
 	const Heap *waiting = &schedule->heaps.waiting;
@@ -89,12 +97,23 @@ outbox_schedule_next_refill(Schedule *schedule, int64_t now, ScheduleRefill *ref
 	} while (!wants_refill(schedule, aggregate));
 
 	schedule->refilling = aggregate;
-	schedule->refill_added = 0;
+	schedule->refill_found = 0;
+	schedule->refill_moved = false;
 	schedule->refill_cut = false;
 	refill->aggregate = aggregate->key;
 	refill->from_position = aggregate->deferred_from;
 	refill->max_events = schedule->limits.max_queue - aggregate->held;
 	return true;
+}
+
+/* The refill has got to this event. */
+static void
+come_by(Schedule *schedule, int64_t position, int64_t created, bool counted)
+{
+	schedule->refill_found += counted;
+	schedule->refill_moved = true;
+	schedule->refill_position = position;
+	schedule->refill_created = created;
 }
 
 ScheduleAdd
@@ -113,17 +132,22 @@ outbox_schedule_refill_add(Schedule *schedule, SchedEvent *event)
 		return SCHEDULE_DEFERRED;
 	}
 	outbox_sched_aggregate_append(schedule, aggregate, event);
-	schedule->refill_added++;
-	schedule->refill_position = event->position;
-	schedule->refill_created = event->created;
+	come_by(schedule, event->position, event->created, true);
 	return SCHEDULE_QUEUED;
 }
 
-/* Corrects what is known of the deferred events after a refill added some of them. */
+void
+outbox_schedule_refill_skip(Schedule *schedule, int64_t position, int64_t created, bool known)
+{
+	if (!schedule->refill_cut)
+		come_by(schedule, position, created, known);
+}
+
+/* Corrects what is known of the deferred events after a refill came by some of them. */
 static void
 settle_deferred(Schedule *schedule, Aggregate *aggregate, bool exhausted)
 {
-	int64_t		found = schedule->refill_added;
+	int64_t		found = schedule->refill_found;
 
 	if (exhausted)
 	{
@@ -131,7 +155,7 @@ settle_deferred(Schedule *schedule, Aggregate *aggregate, bool exhausted)
 		aggregate->deferred_from = INT64_MAX;
 		aggregate->deferred_created = INT64_MAX;
 	}
-	else if (found > 0)
+	else if (schedule->refill_moved)
 	{
 		/* The read may have seen events that were never counted; more follow in any case. */
 		if (found >= aggregate->deferred)
@@ -143,7 +167,7 @@ settle_deferred(Schedule *schedule, Aggregate *aggregate, bool exhausted)
 	else
 		return;
 	aggregate->deferred -= found;
-	aggregate->attempts = 0;
+	aggregate->failures = 0;
 	schedule->deferred -= found;
 }
 
@@ -160,8 +184,8 @@ outbox_schedule_refill_end(Schedule *schedule, uint64_t aggregate_key, bool exha
 	/* The head that failed, unless somebody settled it meanwhile: then the next counts from 0. */
 	head = aggregate->head;
 	if (aggregate->state == AGGREGATE_EMPTY && head != NULL &&
-		head->position == aggregate->deferred_from && head->attempts < aggregate->attempts)
-		head->attempts = aggregate->attempts;
+		head->position == aggregate->deferred_from && head->failures < aggregate->failures)
+		head->failures = aggregate->failures;
 	settle_deferred(schedule, aggregate, exhausted && !schedule->refill_cut);
 
 	if (aggregate->state == AGGREGATE_EMPTY)

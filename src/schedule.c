@@ -17,7 +17,7 @@
  *					|  | not_before				   |	 | ones left
  *					|  v						   |	 v
  *				   EMPTY <----- WAITING <----------+   EMPTY
- *					   wait over		 retry
+ *					   wait over		 retry, hold
  *
  * EMPTY, and READY or IN_FLIGHT with a short queue and more deferred, stand in
  * the refill queue. The parts: sched_aggregate.c moves a record between the
@@ -152,7 +152,7 @@ outbox_schedule_add(Schedule *schedule, SchedEvent *event, int64_t now)
 
 bool
 outbox_schedule_wait(Schedule *schedule, uint64_t aggregate_key, int64_t position, int64_t created,
-					 int64_t retry_at, int32_t attempts)
+					 int64_t retry_at, int32_t failures)
 {
 	Aggregate  *aggregate = outbox_sched_table_find(&schedule->table, aggregate_key);
 	int64_t		first;			/* lowest position known so far */
@@ -173,7 +173,7 @@ outbox_schedule_wait(Schedule *schedule, uint64_t aggregate_key, int64_t positio
 	 * outbox_sched_aggregate_defer() gave it does no harm.
 	 */
 	if (position < first && aggregate->state == AGGREGATE_EMPTY)
-		outbox_sched_aggregate_start_wait(schedule, aggregate, retry_at, attempts, true);
+		outbox_sched_aggregate_start_wait(schedule, aggregate, retry_at, failures, retry_at != INT64_MAX);
 	return true;
 }
 
@@ -251,8 +251,9 @@ outbox_schedule_done(Schedule *schedule, SchedEvent *event, int64_t now)
 	outbox_sched_refill_check(schedule, aggregate);
 }
 
-void
-outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t attempts)
+/* Takes an event in flight back, and its aggregate waits, unless something came in before it meanwhile. */
+static void
+put_off(Schedule *schedule, SchedEvent *event, int64_t until, int32_t failures, bool retry)
 {
 	Aggregate  *aggregate = aggregate_in_flight(schedule, event);
 	bool		still_head = event->position < aggregate->deferred_from;
@@ -263,9 +264,21 @@ outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, i
 
 	/* What came in before it while it was in flight needn't wait with it. */
 	if (still_head)
-		outbox_sched_aggregate_start_wait(schedule, aggregate, retry_at, attempts, true);
+		outbox_sched_aggregate_start_wait(schedule, aggregate, until, failures, retry);
 	else
 		outbox_sched_refill_check(schedule, aggregate);
+}
+
+void
+outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t failures)
+{
+	put_off(schedule, event, retry_at, failures, true);
+}
+
+void
+outbox_schedule_hold(Schedule *schedule, SchedEvent *event)
+{
+	put_off(schedule, event, INT64_MAX, 0, false);
 }
 
 /* ---------- waits ---------- */
@@ -279,27 +292,39 @@ outbox_schedule_next_timer(const Schedule *schedule)
 }
 
 void
-outbox_schedule_wake(Schedule *schedule, uint64_t aggregate_key)
+outbox_schedule_reread(Schedule *schedule, uint64_t aggregate_key)
 {
 	Aggregate  *aggregate = outbox_sched_table_find(&schedule->table, aggregate_key);
 
-	if (aggregate != NULL && aggregate->state == AGGREGATE_WAITING)
+	if (aggregate == NULL)
+		return;
+	if (aggregate->state == AGGREGATE_WAITING)
+	{
 		outbox_sched_aggregate_end_wait(schedule, aggregate);
+		return;
+	}
+	if (aggregate->state == AGGREGATE_READY)
+	{
+		outbox_sched_heap_remove(&schedule->heaps.ready, aggregate);
+		aggregate->state = AGGREGATE_EMPTY;
+	}
+	if (aggregate->held > 0)
+		outbox_sched_aggregate_forget(schedule, aggregate);
+	outbox_sched_refill_check(schedule, aggregate);
 }
 
 /* In one pass over the heap, because after an outage nearly all waits end. */
-void
-outbox_schedule_retry_now(Schedule *schedule, int64_t now)
+static void
+end_waits(Schedule *schedule, bool retries_only)
 {
 	Heap	   *waiting = &schedule->heaps.waiting;
 	size_t		kept = 0;
 
-	(void) now;
 	for (size_t i = 0; i < waiting->count; i++)
 	{
 		HeapEntry	entry = *outbox_sched_heap_entry(waiting, i);
 
-		if (!entry.aggregate->retry_wait)
+		if (retries_only && !entry.aggregate->retry_wait)
 		{
 			*outbox_sched_heap_entry(waiting, kept++) = entry;
 			continue;
@@ -309,6 +334,18 @@ outbox_schedule_retry_now(Schedule *schedule, int64_t now)
 	}
 	waiting->count = kept;
 	outbox_sched_heap_rebuild(waiting);
+}
+
+void
+outbox_schedule_retry_now(Schedule *schedule)
+{
+	end_waits(schedule, true);
+}
+
+void
+outbox_schedule_end_waits(Schedule *schedule)
+{
+	end_waits(schedule, false);
 }
 
 /* ---------- for reports ---------- */
@@ -347,9 +384,9 @@ outbox_schedule_oldest(const Schedule *schedule)
 /* ---------- back-off ---------- */
 
 int64_t
-outbox_schedule_backoff(int32_t attempts, int64_t base, int64_t max, double jitter)
+outbox_schedule_backoff(int32_t failures, int64_t base, int64_t max, double jitter)
 {
-	int			doublings = attempts > 1 ? attempts - 1 : 0;
+	int			doublings = failures > 1 ? failures - 1 : 0;
 	int64_t		delay;
 
 	if (base < 1)

@@ -40,7 +40,7 @@ typedef struct SchedEvent
 	int64_t		not_before;		/* not sent before this time; 0: at once; INT64_MAX: never */
 	int64_t		created;		/* when it was enqueued, for outbox_schedule_oldest() */
 	size_t		bytes;			/* what it counts against the budget */
-	int32_t		attempts;		/* failed attempts so far */
+	int32_t		failures;		/* failed attempts in a row, for the back-off */
 	int16_t		priority;		/* -100 .. 100, higher goes first */
 } SchedEvent;
 
@@ -97,8 +97,7 @@ extern bool outbox_schedule_defer(Schedule *schedule, uint64_t aggregate, int64_
  * and its not_before is in the future, its aggregate waits until then.
  * A redriven event may come in behind later ones: it is deferred, those are
  * forgotten except one in flight, a wait of theirs ends, and a refill from its
- * position brings all back in order. So a waiting event whose retry_at must
- * outlive that carries it as not_before when it is read again.
+ * position brings all back in order.
  */
 extern ScheduleAdd outbox_schedule_add(Schedule *schedule, SchedEvent *event, int64_t now);
 
@@ -113,26 +112,33 @@ extern void outbox_schedule_done(Schedule *schedule, SchedEvent *event, int64_t 
 
 /*
  * An event in flight failed and stays the head of its aggregate, which waits
- * until retry_at with attempts remembered for the head; the aggregate's events
- * are forgotten (deferred) meanwhile. event is freed.
+ * until retry_at (INT64_MAX: until outbox_schedule_retry_now()) with failures
+ * remembered for the head; the aggregate's events are forgotten (deferred)
+ * meanwhile. event is freed.
  */
-extern void outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t attempts);
+extern void outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t failures);
+
+/* The same for an event that holds up its aggregate until outbox_schedule_reread(). */
+extern void outbox_schedule_hold(Schedule *schedule, SchedEvent *event);
 
 /*
  * For start-up: an event that failed earlier and isn't to be sent before
- * retry_at, known by position only. False: no memory.
+ * retry_at (INT64_MAX: is held), known by position only. False: no memory.
  */
 extern bool outbox_schedule_wait(Schedule *schedule, uint64_t aggregate, int64_t position, int64_t created,
-								 int64_t retry_at, int32_t attempts);
+								 int64_t retry_at, int32_t failures);
 
 /*
- * Ends the wait of one aggregate, of whatever kind, so that its events are
- * read again: an operator redrove, discarded or rescheduled its head.
+ * All events of one aggregate, except one in flight, are read again, and its
+ * wait, of whatever kind, ends: an operator redrove or discarded some of them.
  */
-extern void outbox_schedule_wake(Schedule *schedule, uint64_t aggregate);
+extern void outbox_schedule_reread(Schedule *schedule, uint64_t aggregate);
 
-/* Ends every retry wait now (not the not_before ones): the cause is gone. */
-extern void outbox_schedule_retry_now(Schedule *schedule, int64_t now);
+/* Ends every retry wait now (not those for a not_before, nor held ones): the cause is gone. */
+extern void outbox_schedule_retry_now(Schedule *schedule);
+
+/* Ends every wait, so that each is judged anew: the clock was set, say. */
+extern void outbox_schedule_end_waits(Schedule *schedule);
 
 /*
  * The next aggregate whose events should be read again: one whose wait is
@@ -143,14 +149,17 @@ extern void outbox_schedule_retry_now(Schedule *schedule, int64_t now);
  * The caller then reads the aggregate's events that are visible and not
  * terminal, from from_position on, passes each in position order to
  * outbox_schedule_refill_add() and ends with outbox_schedule_refill_end(),
- * before anything else is called on the schedule. It may stop early, for want
- * of room say, but adds one event at least; what it adds it marks as seen,
- * for the read may come to an event before the pass does. exhausted: the read
- * found no further event beyond those added. A failed read ends with nothing
- * added and exhausted false: it is asked for again, behind the others.
+ * before anything else is called on the schedule. Events that it comes by and
+ * that are terminal by now it passes to outbox_schedule_refill_skip(); known:
+ * the schedule counted it as deferred. It may stop early, for want of room say,
+ * but adds or skips one event at least. exhausted: the read found no further
+ * event beyond those. A failed read ends with nothing added and exhausted
+ * false: it is asked for again, behind the others.
  */
 extern bool outbox_schedule_next_refill(Schedule *schedule, int64_t now, ScheduleRefill *refill);
+extern bool outbox_schedule_refill_is_due(const Schedule *schedule, int64_t now); /* a hint: it may give none */
 extern ScheduleAdd outbox_schedule_refill_add(Schedule *schedule, SchedEvent *event);
+extern void outbox_schedule_refill_skip(Schedule *schedule, int64_t position, int64_t created, bool known);
 extern void outbox_schedule_refill_end(Schedule *schedule, uint64_t aggregate, bool exhausted, int64_t now);
 
 /* When the earliest wait ends (never earlier than needed); INT64_MAX: none. */
@@ -169,11 +178,11 @@ extern void outbox_schedule_get_counts(const Schedule *schedule, ScheduleCounts 
 extern int64_t outbox_schedule_oldest(const Schedule *schedule);
 
 /*
- * Delay before attempt number attempts + 1, attempts >= 1, in microseconds:
- * base doubled with each attempt, at most max, never below 1; jitter is a
+ * Delay after so many failures in a row, at least 1, in microseconds:
+ * base doubled with each further one, at most max, never below 1; jitter is a
  * random number in [0, 1) and takes away up to a quarter (but delays still
- * never sink below the previous attempt's smallest). No overflow for any input.
+ * never sink below the previous one's smallest). No overflow for any input.
  */
-extern int64_t outbox_schedule_backoff(int32_t attempts, int64_t base, int64_t max, double jitter);
+extern int64_t outbox_schedule_backoff(int32_t failures, int64_t base, int64_t max, double jitter);
 
 #endif							/* OUTBOX_SCHEDULE_H */

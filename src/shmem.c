@@ -59,6 +59,10 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->must_leave, 0);
 	SpinLockInit(&database->feed_mutex);
 	LWLockInitialize(&database->status_lock, tranche);
+	pg_atomic_init_u32(&database->requests, 0);
+	pg_atomic_init_u32(&database->careful, 0);
+	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
+		pg_atomic_init_u64(&database->errors[i], 0);
 	pg_atomic_init_u64(&database->published, 0);
 	pg_atomic_init_u64(&database->known_pending, 0);
 	pg_atomic_init_u64(&database->read_up_to, 0);
@@ -176,6 +180,8 @@ outbox_shmem_claim(Oid dboid)
 		database->feed_head = database->feed_tail = 0;
 		database->overflow = false;
 		memset(&database->status, 0, sizeof(database->status));
+		for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
+			pg_atomic_write_u64(&database->errors[i], 0);
 		pg_atomic_write_u64(&database->published, 0);
 		pg_atomic_write_u64(&database->known_pending, 0);
 		pg_atomic_write_u64(&database->read_up_to, 0);

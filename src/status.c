@@ -31,6 +31,10 @@ state_in_words(OutboxRelayState state)
 			return "not connected";
 		case OUTBOX_RELAY_STREAM_TROUBLE:
 			return "stream unavailable";
+		case OUTBOX_RELAY_BROKER_TROUBLE:
+			return "broker unavailable";
+		case OUTBOX_RELAY_PAUSED:
+			return "paused";
 		case OUTBOX_RELAY_ACTIVE:
 			return "active";
 	}

@@ -1,7 +1,8 @@
 /*
  * store_load.c
  *	  What a relay reads when it starts: the watermark, and above it what
- *	  earlier relays recorded as published or as waiting for a retry.
+ *	  earlier relays recorded as terminal; what waits for a retry or for an
+ *	  operator, wherever it lies.
  */
 #include "outbox.h"
 
@@ -9,6 +10,8 @@
 #include "executor/spi.h"
 #include "utils/memutils.h"
 
+#include "clock.h"
+#include "log.h"
 #include "relay.h"
 
 static void
@@ -56,13 +59,64 @@ load_ledger(OutboxRelay *relay, int64 watermark)
 	SPI_cursor_close(portal);
 }
 
-/* Events that were refused before and wait for their next attempt. */
+/* Dead letters above the watermark: terminal, though the ledger doesn't know them. */
 static void
-load_deliveries(OutboxRelay *relay)
+load_terminal(OutboxRelay *relay, int64 watermark)
 {
-	const char *query = "SELECT d.position, l.agg_hash, l.created_at, d.next_attempt_at, d.attempts"
+	Oid			types[] = {INT8OID};
+	Datum		values[] = {Int64GetDatum(watermark)};
+
+	if (SPI_execute_with_args("SELECT position FROM outbox.delivery WHERE position > $1 AND state IN ('f', 'p', 'x')",
+							  1, types, values, NULL, true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not read outbox.delivery");
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		bool		isnull;
+
+		if (!outbox_tracker_settle(relay->tracker, DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull))))
+			outbox_relay_out_of_memory();
+	}
+	SPI_freetuptable(SPI_tuptable);
+}
+
+/* Aggregates that were parked: what is still to come of theirs is, too. */
+static void
+load_parked(OutboxRelay *relay)
+{
+	HASHCTL		info = {.keysize = sizeof(uint64), .entrysize = sizeof(uint64), .hcxt = TopMemoryContext};
+
+	relay->parked = hash_create("outbox parked aggregates", 64, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	if (SPI_execute("SELECT DISTINCT agg_hash FROM outbox.delivery WHERE state = 'p'", true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not read outbox.delivery");
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		bool		isnull;
+		uint64		agg_hash = (uint64) DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull));
+
+		(void) hash_search(relay->parked, &agg_hash, HASH_ENTER, NULL);
+	}
+	SPI_freetuptable(SPI_tuptable);
+}
+
+/* No retry is farther away than the longest delay, unless the system's clock was set meanwhile. */
+static int64
+retry_time(Datum next_attempt_at, bool isnull)
+{
+	int64		longest = outbox_clock_now() + outbox_retry_max_delay * INT64CONST(1000);
+
+	return isnull ? 0 : Min(outbox_clock_at(DatumGetTimestampTz(next_attempt_at)), longest);
+}
+
+/*
+ * Events that failed before and wait for their next attempt, or hold their
+ * aggregate. Redriven ones may lie below the watermark.
+ */
+static void
+load_waiting(OutboxRelay *relay, int64 watermark)
+{
+	const char *query = "SELECT d.position, d.agg_hash, l.created_at, d.next_attempt_at, d.attempts, d.state"
 						" FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position"
-						" WHERE d.state = 'r' ORDER BY d.position";
+						" WHERE d.state IN ('r', 'b') ORDER BY d.position";
 
 	if (SPI_execute(query, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.delivery");
@@ -72,17 +126,22 @@ load_deliveries(OutboxRelay *relay)
 		TupleDesc	desc = SPI_tuptable->tupdesc;
 		bool		isnull;
 		int64		position = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull));
-		uint64		aggregate = (uint64) DatumGetInt64(SPI_getbinval(tuple, desc, 2, &isnull));
+		uint64		agg_hash = (uint64) DatumGetInt64(SPI_getbinval(tuple, desc, 2, &isnull));
 		TimestampTz created = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 3, &isnull));
-		TimestampTz retry_at = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 4, &isnull));
+		Datum		next_attempt_at = SPI_getbinval(tuple, desc, 4, &isnull);
+		int64		retry_at = retry_time(next_attempt_at, isnull);
 		int32		attempts = DatumGetInt32(SPI_getbinval(tuple, desc, 5, &isnull));
 
-		/* Acked and recorded, though its attempts were not closed. */
-		if (outbox_tracker_see(relay->tracker, position) != TRACKER_NEW)
+		if (DatumGetChar(SPI_getbinval(tuple, desc, 6, &isnull)) == DELIVERY_BLOCKING)
+			retry_at = PG_INT64_MAX;
+		/* Acked and recorded, though its row was not closed. */
+		if (position > watermark && outbox_tracker_see(relay->tracker, position) != TRACKER_NEW)
 			continue;
-		if (!outbox_schedule_wait(relay->schedule, aggregate, position, created, retry_at, attempts))
+		if (!outbox_schedule_wait(relay->schedule, outbox_store_key(relay, agg_hash, position), position, created, retry_at,
+								  attempts))
 			outbox_relay_out_of_memory();
 	}
+	SPI_freetuptable(SPI_tuptable);
 }
 
 /* At start: makes tracker and schedule and fills them with what earlier relays recorded. */
@@ -101,10 +160,16 @@ outbox_store_load(OutboxRelay *relay)
 		outbox_relay_out_of_memory();
 	relay->read_up_to = watermark;
 	relay->watermark_written = watermark;
+	relay->preserve_order = outbox_preserve_aggregate_order;
 	load_ledger(relay, watermark);
-	load_deliveries(relay);
+	load_terminal(relay, watermark);
+	load_parked(relay);
+	load_waiting(relay, watermark);
+	outbox_store_load_pauses(relay);
 	SPI_finish();
 
+	relay->requests_at = 0;
+	relay->settle_at = PG_INT64_MAX;
 	relay->more_to_read = true;
 	relay->keys_left_behind = true;
 	relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);

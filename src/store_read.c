@@ -1,7 +1,6 @@
 /*
  * store_read.c
- *	  What the relay reads: the log by position, an aggregate's events by its
- *	  index, and at start the watermark, the ledger and the failed deliveries.
+ *	  What the relay reads of the log by position: what is new.
  *
  * One rule for live events, backlog, overflow and restart (PROTOCOL.md):
  * first the end of the numbers, then the ring, then prepared transactions that
@@ -25,12 +24,8 @@
 #include "utils/snapmgr.h"
 
 #include "feed.h"
-#include "log.h"
-#include "log_scan.h"
-#include "relay.h"
-
-/* Rows in one transaction, so that what was read is sent before more is read. */
-#define READ_BATCH 1024
+#include "clock.h"
+#include "store_read.h"
 
 /* Ranges taken from the ring at once. */
 #define DRAIN_BATCH 256
@@ -147,47 +142,149 @@ collect_late(OutboxRelay *relay)
 
 /* ------------------------------------------------------------------ rows */
 
-typedef struct Reader
-{
-	OutboxRelay *relay;
-	int			budget;			/* rows still allowed in this transaction */
-	XLogRecPtr	durable;		/* the WAL must be flushed to here before anything read is sent */
-} Reader;
-
 /*
  * A visible row isn't necessarily durable: with synchronous_commit = off its
  * transaction's commit record may still be on its way to disk.
  */
-static void
-note_commit(Reader *reader, HeapTuple tuple)
+void
+outbox_reader_note_commit(OutboxReader *reader, HeapTuple tuple)
 {
 	XLogRecPtr	lsn = TransactionIdGetCommitLSN(HeapTupleHeaderGetXmin(tuple->t_data));
 
 	reader->durable = Max(reader->durable, lsn);
 }
 
+/* Before anything that was read is sent. */
+void
+outbox_reader_make_durable(const OutboxReader *reader)
+{
+	if (!XLogRecPtrIsInvalid(reader->durable) && XLogNeedsFlush(reader->durable))
+		XLogFlush(reader->durable);
+}
+
+/* For whoever sets log_min_messages to debug1: what a batch costs. */
+void
+outbox_reader_log(const OutboxReader *reader, const char *what, TimestampTz started)
+{
+	ereport(DEBUG1,
+			(errmsg_internal("outbox relay %s %d rows in %lld us", what, OUTBOX_READ_BATCH - reader->budget,
+							 (long long) (GetCurrentTimestamp() - started))));
+}
+
+/* The schedule's key of an event: its aggregate, or itself where no order is kept. */
+uint64
+outbox_store_key(const OutboxRelay *relay, uint64 agg_hash, int64 position)
+{
+	return relay->preserve_order ? agg_hash : (uint64) position;
+}
+
+/* Whether an error says something about the row, and not about the machine. */
+static bool
+is_about_row(int sqlerrcode)
+{
+	int			category = ERRCODE_TO_CATEGORY(sqlerrcode);
+
+	return category != ERRCODE_TO_CATEGORY(ERRCODE_INSUFFICIENT_RESOURCES) &&
+		category != ERRCODE_TO_CATEGORY(ERRCODE_OPERATOR_INTERVENTION);
+}
+
+/* Builds an event in a subtransaction; one that can't be read becomes a broken event. */
+static OutboxEvent *
+build_carefully(OutboxRelay *relay, const OutboxLogScan *scan, HeapTuple tuple)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	OutboxEvent *volatile event;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(caller);
+	PG_TRY();
+	{
+		event = outbox_log_scan_event(scan, tuple, relay->row_context);
+		ReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(caller);
+		CurrentResourceOwner = owner;
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(caller);
+		error = CopyErrorData();
+		if (!is_about_row(error->sqlerrcode))
+			PG_RE_THROW();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(caller);
+		CurrentResourceOwner = owner;
+		event = outbox_envelope_broken(scan->child, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
+									   (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0),
+									   psprintf("could not read the event: %s", error->message));
+	}
+	PG_END_TRY();
+	return event;
+}
+
+/*
+ * The event of a row, with the schedule's key. If it can't be read, the process
+ * ends; the next relay is told to be careful and so finds out which row it is.
+ */
+OutboxEvent *
+outbox_reader_build(OutboxReader *reader, const OutboxLogScan *scan, HeapTuple tuple)
+{
+	OutboxRelay *relay = reader->relay;
+	OutboxEvent *volatile event;
+
+	outbox_reader_note_commit(reader, tuple);
+	if (relay->careful)
+		event = build_carefully(relay, scan, tuple);
+	else
+	{
+		PG_TRY();
+		{
+			event = outbox_log_scan_event(scan, tuple, relay->row_context);
+		}
+		PG_CATCH();
+		{
+			pg_atomic_write_u32(&relay->database->careful, 1);
+			PG_RE_THROW();
+		}
+		PG_END_TRY();
+	}
+	event->schedule.aggregate = outbox_store_key(relay, event->agg_hash, event->schedule.position);
+	return event;
+}
+
+/* Whether an aggregate's events go to the dead letters unsent. */
+bool
+outbox_store_is_parked(const OutboxRelay *relay, uint64 agg_hash)
+{
+	return relay->preserve_order && hash_get_num_entries(relay->parked) > 0 &&
+		hash_search(relay->parked, &agg_hash, HASH_FIND, NULL) != NULL;
+}
+
 /* Hands a row that is new to the schedule. */
 static void
-hand_on(Reader *reader, const OutboxLogScan *scan, HeapTuple tuple)
+hand_on(OutboxReader *reader, const OutboxLogScan *scan, HeapTuple tuple)
 {
-	Schedule   *schedule = reader->relay->schedule;
-	uint64		aggregate = (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0);
+	OutboxRelay *relay = reader->relay;
+	uint64		agg_hash = (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0);
+	int64		position = outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0);
+	uint64		key = outbox_store_key(relay, agg_hash, position);
 	bool		taken;
 
-	note_commit(reader, tuple);
-	if (outbox_schedule_would_defer(schedule, aggregate))
-		taken = outbox_schedule_defer(schedule, aggregate, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
-									  outbox_log_scan_int64(scan, tuple, LOG_CREATED_AT, 0));
+	if (outbox_schedule_would_defer(relay->schedule, key) || outbox_store_is_parked(relay, agg_hash))
+		taken = outbox_schedule_defer(relay->schedule, key, position, outbox_log_scan_int64(scan, tuple, LOG_CREATED_AT, 0));
 	else
-		taken = outbox_schedule_add(schedule, &outbox_log_scan_event(scan, tuple, reader->relay->row_context)->schedule,
-									GetCurrentTimestamp()) != SCHEDULE_NO_MEMORY;
+		taken = outbox_schedule_add(relay->schedule, &outbox_reader_build(reader, scan, tuple)->schedule,
+									outbox_clock_now()) != SCHEDULE_NO_MEMORY;
 	if (!taken)
 		outbox_relay_out_of_memory();
 }
 
 /* True if the position wasn't known before. */
 static bool
-see(Reader *reader, int64 position)
+see(OutboxReader *reader, int64 position)
 {
 	TrackerSee	result = outbox_tracker_see(reader->relay->tracker, position);
 
@@ -205,7 +302,7 @@ see(Reader *reader, int64 position)
  * before this transaction drew its first position.
  */
 static void
-take_predecessors(Reader *reader, int child, int64 aggregate, int64 position)
+take_predecessors(OutboxReader *reader, int child, int64 aggregate, int64 position)
 {
 	ScanKeyData keys[2];
 	OutboxLogScan scan;
@@ -232,7 +329,7 @@ take_predecessors(Reader *reader, int child, int64 aggregate, int64 position)
 
 /* A row of the pass, or of a late range: hands it to the schedule unless it is known. */
 static void
-take_row(Reader *reader, const OutboxLogScan *scan)
+take_row(OutboxReader *reader, const OutboxLogScan *scan)
 {
 	int64		position = outbox_log_scan_position(scan);
 	int64		follows;
@@ -250,7 +347,7 @@ take_row(Reader *reader, const OutboxLogScan *scan)
  * used up. Returns the last position that is done with: hi, or less.
  */
 static int64
-read_range(Reader *reader, int64 lo, int64 hi)
+read_range(OutboxReader *reader, int64 lo, int64 hi)
 {
 	int			child = pg_atomic_read_u32(&reader->relay->database->current_child);
 	ScanKeyData keys[2];
@@ -278,7 +375,7 @@ read_range(Reader *reader, int64 lo, int64 hi)
 
 /* Reads late ranges, lowest first; what the budget doesn't allow stays in the list. */
 static void
-read_late(Reader *reader)
+read_late(OutboxReader *reader)
 {
 	OutboxRangeList *late = &reader->relay->late;
 	int			finished = 0;
@@ -301,7 +398,7 @@ read_late(Reader *reader)
 
 /* The rest of the pass: (read_up_to, end], without stretches that are known already. */
 static void
-read_pass(Reader *reader, int64 end)
+read_pass(OutboxReader *reader, int64 end)
 {
 	OutboxRelay *relay = reader->relay;
 	int64		first;
@@ -320,27 +417,11 @@ read_pass(Reader *reader, int64 end)
 		relay->read_up_to = Max(relay->read_up_to, end);
 }
 
-static void
-make_durable(const Reader *reader)
-{
-	if (!XLogRecPtrIsInvalid(reader->durable) && XLogNeedsFlush(reader->durable))
-		XLogFlush(reader->durable);
-}
-
-/* For whoever sets log_min_messages to debug1: what a batch costs. */
-static void
-log_batch(const Reader *reader, const char *what, TimestampTz started)
-{
-	ereport(DEBUG1,
-			(errmsg_internal("outbox relay %s %d rows in %lld us", what, READ_BATCH - reader->budget,
-							 (long long) (GetCurrentTimestamp() - started))));
-}
-
 /* Reads what is new, by the rule in the head comment, as far as there is room. */
 void
 outbox_store_read(OutboxRelay *relay)
 {
-	Reader		reader = {relay, READ_BATCH, InvalidXLogRecPtr};
+	OutboxReader reader = {relay, OUTBOX_READ_BATCH, InvalidXLogRecPtr};
 	int64		end = pg_atomic_read_u64(&relay->database->max_assigned);
 	TimestampTz started = GetCurrentTimestamp();
 
@@ -354,67 +435,10 @@ outbox_store_read(OutboxRelay *relay)
 		if (relay->late.count == 0)
 			read_pass(&reader, end);
 		outbox_store_end();
-		log_batch(&reader, "read", started);
-		make_durable(&reader);
+		outbox_reader_log(&reader, "read", started);
+		outbox_reader_make_durable(&reader);
 	}
 	/* A push may lie above the end that was read before it. */
 	relay->more_to_read = relay->late.count > 0 || relay->read_up_to < Max(end, relay->pushed_up_to);
 	pg_atomic_write_u64(&relay->database->read_up_to, relay->read_up_to);
-}
-
-/* ---------------------------------------------------------------- refill */
-
-/* Reads an aggregate's next events into the schedule. */
-static void
-refill_one(Reader *reader, const ScheduleRefill *refill)
-{
-	OutboxRelay *relay = reader->relay;
-	int			child = pg_atomic_read_u32(&relay->database->current_child);
-	ScanKeyData keys[2];
-	OutboxLogScan scan;
-	int			added = 0;
-	bool		more;
-
-	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) refill->aggregate));
-	ScanKeyInit(&keys[1], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(refill->from_position));
-	outbox_log_scan_open(&scan, child, outbox_database_catalog(false)->log_aggregate[child], keys, 2,
-						 ForwardScanDirection);
-	for (;; outbox_log_scan_next(&scan))
-	{
-		SchedEvent *event;
-
-		/* What isn't seen yet comes with the pass or with its push, which would call it known. */
-		more = scan.tuple != NULL && outbox_tracker_is_seen(relay->tracker, outbox_log_scan_position(&scan));
-		if (!more || added == refill->max_events || (added > 0 && !outbox_schedule_has_room(relay->schedule)))
-			break;
-		note_commit(reader, scan.tuple);
-		event = &outbox_log_scan_event(&scan, scan.tuple, relay->row_context)->schedule;
-		if (outbox_schedule_refill_add(relay->schedule, event) == SCHEDULE_NO_MEMORY)
-			outbox_relay_out_of_memory();
-		added++;
-		reader->budget--;
-	}
-	outbox_log_scan_close(&scan);
-	outbox_schedule_refill_end(relay->schedule, refill->aggregate, !more, GetCurrentTimestamp());
-}
-
-/* Reads again what the schedule has forgotten and now wants. */
-void
-outbox_store_refill(OutboxRelay *relay)
-{
-	Reader		reader = {relay, READ_BATCH, InvalidXLogRecPtr};
-	ScheduleRefill refill;
-	TimestampTz started = GetCurrentTimestamp();
-
-	if (!outbox_schedule_next_refill(relay->schedule, GetCurrentTimestamp(), &refill))
-		return;
-	outbox_store_begin(relay);
-	do
-	{
-		CHECK_FOR_INTERRUPTS();
-		refill_one(&reader, &refill);
-	} while (reader.budget > 0 && outbox_schedule_next_refill(relay->schedule, GetCurrentTimestamp(), &refill));
-	outbox_store_end();
-	log_batch(&reader, "read again", started);
-	make_durable(&reader);
 }

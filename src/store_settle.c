@@ -1,16 +1,17 @@
 /*
  * store_settle.c
  *	  What the relay writes: ledger rows for acknowledged positions, delivery
- *	  rows for refused attempts, the watermark.
+ *	  rows for failures, the watermark.
  *
  * The relay's session commits asynchronously: a crash that loses a settle
  * makes the next relay send the same events again under the same ids, and a
  * watermark can't outlive the settles it stands on, which come before it in
- * the WAL.
+ * the WAL. Only a verdict is flushed before anything follows from it.
  */
 #include "outbox.h"
 
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "executor/spi.h"
@@ -18,8 +19,11 @@
 #include "pgstat.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/json.h"
+#include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
+#include "clock.h"
 #include "feed.h"
 #include "log.h"
 #include "relay.h"
@@ -117,30 +121,87 @@ write_ledger(OutboxRelay *relay, TimestampTz now)
 
 /* ------------------------------------------------------------- deliveries */
 
-static void
-run(const char *query, int count, Oid *types, Datum *values)
+/* A statement without result. Inside SPI_connect. */
+void
+outbox_store_run(const char *query, int count, Oid *types, Datum *values)
 {
 	if (SPI_execute_with_args(query, count, types, values, NULL, false, 0) < 0)
 		elog(ERROR, "could not run \"%s\"", query);
 }
 
-static void
-write_refused(const OutboxRefused *entry)
+static Datum
+array_of(Datum *values, int count, Oid type)
 {
-	Oid			types[] = {INT8OID, TIMESTAMPTZOID, INT4OID, TEXTOID};
-	Datum		values[] = {
-		Int64GetDatum(entry->position), TimestampTzGetDatum(entry->next_attempt_at),
-		Int32GetDatum(entry->code), CStringGetTextDatum(entry->text)};
+	int16		length;
+	bool		by_value;
+	char		align;
 
-	run("INSERT INTO outbox.delivery AS d (position, state, attempts, next_attempt_at, last_code, last_error)"
-		" VALUES ($1, 'r', 1, $2, $3, $4) ON CONFLICT (position) DO UPDATE SET attempts = d.attempts + 1,"
-		" next_attempt_at = excluded.next_attempt_at, last_code = excluded.last_code, last_error = excluded.last_error",
-		lengthof(types), types, values);
+	get_typlenbyvalalign(type, &length, &by_value, &align);
+	return PointerGetDatum(construct_array(values, count, type, length, by_value, align));
 }
 
-/* Events that arrived in the end after they had been refused. */
+/* The state that a failure leaves its event in. */
+static char
+state_of(const OutboxRelay *relay, const OutboxFailure *entry)
+{
+	if (entry->final == NULL)
+		return DELIVERY_RETRY;
+	/* Without an order there are no successors to hold up. */
+	if (!relay->preserve_order)
+		return DELIVERY_FAILED;
+	switch ((OutboxPoisonPolicy) outbox_poison_policy)
+	{
+		case OUTBOX_POISON_BLOCK:
+			return DELIVERY_BLOCKING;
+		case OUTBOX_POISON_PARK:
+			return DELIVERY_PARKED;
+		case OUTBOX_POISON_SKIP:
+			break;
+	}
+	return DELIVERY_FAILED;
+}
+
+/* One statement for all; a position is in it once, because it is read again only after this. */
 static void
-close_deliveries(OutboxRelay *relay)
+write_failures(const OutboxRelay *relay, const char *states)
+{
+	static const char query[] =
+		"INSERT INTO outbox.delivery AS d (position, agg_hash, state, attempts, next_attempt_at, last_code, last_error, failed_at)"
+		" SELECT position, agg_hash, state, attempts, CASE WHEN state = 'r' THEN next_at END, code, error,"
+		" CASE WHEN state <> 'r' THEN pg_catalog.clock_timestamp() END"
+		" FROM unnest($1::bigint[], $2::bigint[], $3::\"char\"[], $4::integer[], $5::timestamptz[], $6::integer[], $7::text[])"
+		" AS f (position, agg_hash, state, attempts, next_at, code, error)"
+		" ON CONFLICT (position) DO UPDATE SET state = excluded.state,"
+		" attempts = least(d.attempts::bigint + excluded.attempts, 2147483647),"
+		" next_attempt_at = excluded.next_attempt_at, last_code = excluded.last_code, last_error = excluded.last_error,"
+		" failed_at = excluded.failed_at";
+	Oid			element[] = {INT8OID, INT8OID, CHAROID, INT4OID, TIMESTAMPTZOID, INT4OID, TEXTOID};
+	Oid			types[] = {INT8ARRAYOID, INT8ARRAYOID, CHARARRAYOID, INT4ARRAYOID, TIMESTAMPTZARRAYOID, INT4ARRAYOID, TEXTARRAYOID};
+	Datum	   *columns[lengthof(element)];
+	Datum		values[lengthof(element)];
+
+	for (int i = 0; i < lengthof(element); i++)
+		columns[i] = palloc(sizeof(Datum) * relay->failure_count);
+	for (int i = 0; i < relay->failure_count; i++)
+	{
+		const OutboxFailure *entry = &relay->failures[i];
+
+		columns[0][i] = Int64GetDatum(entry->position);
+		columns[1][i] = Int64GetDatum((int64) entry->agg_hash);
+		columns[2][i] = CharGetDatum(states[i]);
+		columns[3][i] = Int32GetDatum(entry->counted ? 1 : 0);
+		columns[4][i] = TimestampTzGetDatum(outbox_clock_timestamp(entry->retry_at));
+		columns[5][i] = Int32GetDatum(entry->code);
+		columns[6][i] = CStringGetTextDatum(entry->text);
+	}
+	for (int i = 0; i < lengthof(element); i++)
+		values[i] = array_of(columns[i], relay->failure_count, element[i]);
+	outbox_store_run(query, lengthof(types), types, values);
+}
+
+/* Events that arrived in the end after they had failed. */
+static void
+close_deliveries(const OutboxRelay *relay)
 {
 	Datum	   *positions = palloc(sizeof(Datum) * (relay->acked_count + 1));
 	Oid			type = INT8ARRAYOID;
@@ -149,31 +210,110 @@ close_deliveries(OutboxRelay *relay)
 
 	for (int i = 0; i < relay->acked_count; i++)
 	{
-		if (relay->acked[i].had_failed)
+		if (relay->acked[i].has_delivery)
 			positions[count++] = Int64GetDatum(relay->acked[i].position);
 	}
 	if (count == 0)
 		return;
-	value = PointerGetDatum(construct_array(positions, count, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	run("UPDATE outbox.delivery SET state = 'd', attempts = attempts + 1, next_attempt_at = NULL WHERE position = ANY ($1)",
-		1, &type, &value);
+	value = array_of(positions, count, INT8OID);
+	outbox_store_run("UPDATE outbox.delivery SET state = 'd', attempts = least(attempts::bigint + 1, 2147483647), next_attempt_at = NULL"
+					 " WHERE position = ANY ($1)",
+					 1, &type, &value);
 }
 
 static void
-write_deliveries(OutboxRelay *relay)
+write_deliveries(const OutboxRelay *relay, const char *states)
 {
-	bool		any = relay->refused_count > 0;
+	bool		any = relay->failure_count > 0;
 
 	for (int i = 0; i < relay->acked_count && !any; i++)
-		any = relay->acked[i].had_failed;
+		any = relay->acked[i].has_delivery;
 	if (!any)
 		return;
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	for (int i = 0; i < relay->refused_count; i++)
-		write_refused(&relay->refused[i]);
+	if (relay->failure_count > 0)
+		write_failures(relay, states);
 	close_deliveries(relay);
 	SPI_finish();
+}
+
+/* --------------------------------------------------------------- verdicts */
+
+/* A text in the server's encoding as a JSON string: this is outside of transactions, so nothing can be converted. */
+static void
+append_ascii(StringInfo json, const char *text)
+{
+	char	   *copy = pstrdup(text);
+
+	for (char *c = copy; *c != '\0'; c++)
+	{
+		if (IS_HIGHBIT_SET(*c))
+			*c = '?';
+	}
+	escape_json(json, copy);
+}
+
+/* Once for each dead letter, after it is recorded. */
+static void
+tell(OutboxRelay *relay, const OutboxFailure *entry, char state)
+{
+	const OutboxEvent *event = entry->final;
+	const char *subject = event->broken != NULL ? "" : event->message.subject;
+	StringInfoData json;
+
+	ereport(WARNING,
+			(errmsg("event %s can't be published and becomes a dead letter", event->event_id),
+			 errdetail("%s. Position " INT64_FORMAT ", subject \"%s\", %d attempts.", entry->text, entry->position, subject,
+					   event->attempts + 1),
+			 state == DELIVERY_FAILED ? errhint("See outbox.dead_letters; outbox.redrive() sends it again.") :
+										errhint("Its aggregate waits; see outbox.blocked_aggregates, outbox.redrive() and outbox.discard().")));
+
+	if (outbox_dead_letter_subject[0] == '\0')
+		return;
+	initStringInfo(&json);
+	appendStringInfo(&json, "{\"event_id\":\"%s\",\"position\":" INT64_FORMAT ",\"database\":", event->event_id, entry->position);
+	append_ascii(&json, relay->database_name);
+	appendStringInfoString(&json, ",\"subject\":");
+	escape_json(&json, subject);
+	appendStringInfo(&json, ",\"attempts\":%d,\"error_code\":%d,\"error\":", event->attempts + 1, entry->code);
+	append_ascii(&json, entry->text);
+	appendStringInfoChar(&json, '}');
+	outbox_publisher_announce(relay, json.data);
+	pfree(json.data);
+}
+
+static void
+settle_position(OutboxRelay *relay, int64 position)
+{
+	if (!outbox_tracker_settle(relay->tracker, position))
+		outbox_relay_out_of_memory();
+}
+
+/* The verdict is on disk: the successors go on, wait, or follow. */
+static void
+enact(OutboxRelay *relay, const OutboxFailure *entry, char state)
+{
+	SchedEvent *event = &entry->final->schedule;
+	uint64		agg_hash = entry->agg_hash;
+
+	tell(relay, entry, state);
+	outbox_publisher_release_claim(relay, entry->final->claim);
+	switch (state)
+	{
+		case DELIVERY_BLOCKING:
+			outbox_schedule_hold(relay->schedule, event);
+			break;
+		case DELIVERY_PARKED:
+			/* Read again, it is skipped as terminal, and what follows is parked: store_read.c. */
+			settle_position(relay, entry->position);
+			(void) hash_search(relay->parked, &agg_hash, HASH_ENTER, NULL);
+			outbox_schedule_retry(relay->schedule, event, 0, 0);
+			break;
+		default:
+			settle_position(relay, entry->position);
+			outbox_schedule_done(relay->schedule, event, outbox_clock_now());
+	}
 }
 
 /* ----------------------------------------------------------------- settle */
@@ -184,31 +324,44 @@ forget_settled(OutboxRelay *relay)
 {
 	for (int i = 0; i < relay->acked_count; i++)
 	{
-		OutboxAcked *entry = &relay->acked[i];
-
-		if (!outbox_tracker_settle(relay->tracker, entry->position))
-			outbox_relay_out_of_memory();
-		pg_atomic_write_u64(&relay->database->claimed[entry->claim], 0);
-		relay->free_claims[relay->free_claim_count++] = entry->claim;
+		settle_position(relay, relay->acked[i].position);
+		outbox_publisher_release_claim(relay, relay->acked[i].claim);
 	}
 	pg_atomic_fetch_add_u64(&relay->database->published, relay->acked_count);
 	relay->acked_count = 0;
-	relay->refused_count = 0;
-	relay->settle_at = DT_NOEND;
+	relay->failure_count = 0;
+	relay->settle_at = PG_INT64_MAX;
 }
 
-/* Records, in one short transaction, what was acknowledged and refused since the last time. */
+/* Records, in one short transaction, what was acknowledged and what failed since the last time. */
 void
 outbox_store_settle(OutboxRelay *relay)
 {
-	relay->settle_at = DT_NOEND;
-	if (relay->acked_count == 0 && relay->refused_count == 0)
+	char		states[OUTBOX_FAILURE_BATCH];
+	bool		verdicts = false;
+
+	relay->settle_at = PG_INT64_MAX;
+	if (relay->acked_count == 0 && relay->failure_count == 0)
 		return;
+	for (int i = 0; i < relay->failure_count; i++)
+	{
+		states[i] = state_of(relay, &relay->failures[i]);
+		verdicts |= relay->failures[i].final != NULL;
+	}
 	outbox_store_begin(relay);
 	write_ledger(relay, GetCurrentTimestamp());
-	write_deliveries(relay);
+	write_deliveries(relay, states);
 	OUTBOX_TEST_POINT("settle");
 	outbox_store_end();
+	/* A verdict that a crash took back could let a successor overtake its event. */
+	if (verdicts)
+		XLogFlush(XactLastCommitEnd);
+	OUTBOX_TEST_POINT("settled");
+	for (int i = 0; i < relay->failure_count; i++)
+	{
+		if (relay->failures[i].final != NULL)
+			enact(relay, &relay->failures[i], states[i]);
+	}
 	forget_settled(relay);
 }
 
@@ -248,10 +401,10 @@ outbox_store_advance_watermark(OutboxRelay *relay)
 	outbox_store_begin(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	run("INSERT INTO outbox.watermark (position) VALUES ($1)", 1, types, values);
-	run("DELETE FROM outbox.watermark WHERE position <"
-		" (SELECT position FROM outbox.watermark ORDER BY position DESC OFFSET 99 LIMIT 1)",
-		0, NULL, NULL);
+	outbox_store_run("INSERT INTO outbox.watermark (position) VALUES ($1)", 1, types, values);
+	outbox_store_run("DELETE FROM outbox.watermark WHERE position <"
+					 " (SELECT position FROM outbox.watermark ORDER BY position DESC OFFSET 99 LIMIT 1)",
+					 0, NULL, NULL);
 	SPI_finish();
 	outbox_store_end();
 	pgstat_report_stat(true);

@@ -324,6 +324,18 @@ outbox_tracker_is_seen(const Tracker *tracker, int64_t position)
 }
 
 bool
+outbox_tracker_is_settled(const Tracker *tracker, int64_t position)
+{
+	const Bucket *bucket;
+
+	if (position <= tracker->watermark)
+		return true;
+	bucket = find_bucket(tracker, bucket_number(position));
+	return bucket != NULL &&
+		(bucket->bits == NULL || test_bit(bucket->bits->settled, bit_index(position)));
+}
+
+bool
 outbox_tracker_settle(Tracker *tracker, int64_t position)
 {
 	int			bit = bit_index(position);

@@ -36,6 +36,7 @@ extern TrackerSee outbox_tracker_see(Tracker *tracker, int64_t position);
 extern void outbox_tracker_unsee(Tracker *tracker, int64_t position);
 
 extern bool outbox_tracker_is_seen(const Tracker *tracker, int64_t position);
+extern bool outbox_tracker_is_settled(const Tracker *tracker, int64_t position);
 
 /* The position is terminal and that is recorded. Marks it seen too. False: out of memory. */
 extern bool outbox_tracker_settle(Tracker *tracker, int64_t position);

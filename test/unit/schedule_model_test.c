@@ -24,6 +24,7 @@ typedef struct LogEvent
 	int16_t		priority;
 	bool		known;			/* the schedule was told of it */
 	bool		settled;
+	bool		settled_deferred; /* while the schedule counted it as deferred */
 	SchedEvent *in_flight;
 } LogEvent;
 
@@ -166,6 +167,16 @@ model_defer(Run *run, ModelAggregate *aggregate, int64_t position)
 	if (first)
 		aggregate->attempts = 0;
 	if (first && aggregate->state == MODEL_WAITING)
+		aggregate->state = MODEL_EMPTY;
+}
+
+static void
+model_reread(Run *run, ModelAggregate *aggregate)
+{
+	if (aggregate->state == MODEL_NONE)
+		return;
+	model_forget(run, aggregate, aggregate->state == MODEL_IN_FLIGHT);
+	if (aggregate->state != MODEL_IN_FLIGHT)
 		aggregate->state = MODEL_EMPTY;
 }
 
@@ -333,7 +344,7 @@ step_next(Run *run)
 	index = index_of(run, event->position);
 	entry = &run->log[index];
 	expect(run, index == best->held[0]);
-	expect(run, event->attempts == entry->attempts);
+	expect(run, event->failures == entry->attempts);
 	expect(run, !entry->settled && entry->in_flight == NULL && entry->given_not_before <= run->now);
 	for (int i = 0; i < run->n_events; i++)
 	{
@@ -378,11 +389,17 @@ step_outcome(Run *run, bool only_done)
 	{
 		int64_t		until = one_in(10) ? INT64_MAX : run->now + (below(30) - 3) * SECOND;
 		bool		still_head = entry->position < aggregate->deferred_from;
+		bool		hold = one_in(8);
 
-		outbox_schedule_retry(run->schedule, entry->in_flight, until, entry->attempts + 1);
+		if (hold)
+			outbox_schedule_hold(run->schedule, entry->in_flight);
+		else
+			outbox_schedule_retry(run->schedule, entry->in_flight, until, entry->attempts + 1);
 		aggregate->state = MODEL_EMPTY;
 		model_forget(run, aggregate, 0);
-		if (still_head)
+		if (still_head && hold)
+			model_wait(aggregate, INT64_MAX, 0, false);
+		else if (still_head)
 			model_wait(aggregate, until, entry->attempts + 1, true);
 	}
 	else
@@ -405,6 +422,7 @@ answer_refill(Run *run, const ScheduleRefill *refill)
 	ModelAggregate *aggregate = &run->model[number];
 	int			limit = one_in(4) ? below(refill->max_events + 1) : refill->max_events;
 	int			added = 0;
+	int			found = 0;
 	bool		exhausted = true;
 	int			last = -1;
 
@@ -412,8 +430,18 @@ answer_refill(Run *run, const ScheduleRefill *refill)
 	{
 		LogEvent   *entry = &run->log[i];
 
-		if (entry->aggregate != number || entry->settled || entry->position < refill->from_position)
+		if (entry->aggregate != number || entry->position < refill->from_position)
 			continue;
+		if (entry->settled)
+		{
+			/* A reader may look at it, or not come by it at all. */
+			if (!entry->known || one_in(2))
+				continue;
+			outbox_schedule_refill_skip(run->schedule, entry->position, 0, entry->settled_deferred);
+			found += entry->settled_deferred;
+			last = i;
+			continue;
+		}
 		if (added == limit)
 		{
 			exhausted = false;
@@ -425,6 +453,7 @@ answer_refill(Run *run, const ScheduleRefill *refill)
 		expect(run, outbox_schedule_refill_add(run->schedule, build_event(run, i)) == SCHEDULE_QUEUED);
 		aggregate->held[aggregate->n_held++] = last = i;
 		added++;
+		found++;
 	}
 	if (added == limit && one_in(2))
 		exhausted = false;		/* a read with LIMIT can't tell */
@@ -435,12 +464,12 @@ answer_refill(Run *run, const ScheduleRefill *refill)
 		aggregate->deferred = 0;
 		aggregate->deferred_from = INT64_MAX;
 	}
-	else if (added > 0)
+	else if (last >= 0)
 	{
-		aggregate->deferred = aggregate->deferred > added ? aggregate->deferred - added : 1;
+		aggregate->deferred = aggregate->deferred > found ? aggregate->deferred - found : 1;
 		aggregate->deferred_from = run->log[last].position + 1;
 	}
-	if (exhausted || added > 0)
+	if (exhausted || last >= 0)
 		aggregate->attempts = 0;
 	if (aggregate->state == MODEL_EMPTY && aggregate->n_held > 0)
 		model_start_head(run, aggregate);
@@ -503,15 +532,14 @@ step_operator(Run *run)
 	switch (below(5))
 	{
 		case 0:
-			outbox_schedule_retry_now(run->schedule, run->now);
+			outbox_schedule_retry_now(run->schedule);
 			for (int i = 0; i < run->n_aggregates; i++)
 				if (run->model[i].state == MODEL_WAITING && run->model[i].retry_wait)
 					run->model[i].state = MODEL_EMPTY;
 			break;
 		case 1:
-			outbox_schedule_wake(run->schedule, key_of(number));
-			if (run->model[number].state == MODEL_WAITING)
-				run->model[number].state = MODEL_EMPTY;
+			outbox_schedule_reread(run->schedule, key_of(number));
+			model_reread(run, &run->model[number]);
 			break;
 		case 2:
 			run->limits.max_queue = 1 + below(12);
@@ -520,12 +548,12 @@ step_operator(Run *run)
 			break;
 		case 3:
 			if (run->n_events > 0 && entry->known && !entry->settled && !held)
-				entry->settled = true;
+				entry->settled = entry->settled_deferred = true;
 			break;
 		case 4:
 			if (run->n_events > 0 && entry->settled)
 			{
-				entry->settled = false;
+				entry->settled = entry->settled_deferred = false;
 				entry->known = false;
 				tell(run, index);
 			}
@@ -556,9 +584,8 @@ drain(Run *run)
 		{
 			for (int i = 0; i < run->n_aggregates && outbox_schedule_next_timer(run->schedule) == INT64_MAX; i++)
 			{
-				outbox_schedule_wake(run->schedule, key_of(i));
-				if (run->model[i].state == MODEL_WAITING)
-					run->model[i].state = MODEL_EMPTY;
+				outbox_schedule_reread(run->schedule, key_of(i));
+				model_reread(run, &run->model[i]);
 			}
 			if (outbox_schedule_next_timer(run->schedule) < INT64_MAX)
 				run->now = outbox_schedule_next_timer(run->schedule);

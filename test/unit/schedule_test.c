@@ -277,17 +277,17 @@ test_retry(void)
 	ok(outbox_schedule_next_timer(schedule) == INT64_MAX && counts_of(schedule).waiting == 0, "the timer is off");
 	refill_range(schedule, &refill, 1, 3, false, 50);
 	event = take(schedule);
-	ok(event->position == 1 && event->attempts == 3, "the head knows its failed attempts");
+	ok(event->position == 1 && event->failures == 3, "the head knows its failed attempts");
 	outbox_schedule_done(schedule, event, 50);
 	event = take(schedule);
-	ok(event->position == 2 && event->attempts == 0, "the next starts with none");
+	ok(event->position == 2 && event->failures == 0, "the next starts with none");
 	outbox_schedule_retry(schedule, event, 60, 7);
 	ok(!outbox_schedule_next_refill(schedule, 59, &refill) &&
 	   outbox_schedule_next_refill(schedule, 60, &refill) && refill.from_position == 2,
 	   "a refill that was queued before the wait is asked for only after it");
 	refill_range(schedule, &refill, 3, 5, true, 60);
 	event = take(schedule);
-	ok(event->position == 3 && event->attempts == 0, "a head that was settled elsewhere leaves no attempts behind");
+	ok(event->position == 3 && event->failures == 0, "a head that was settled elsewhere leaves no attempts behind");
 	outbox_schedule_destroy(schedule);
 }
 
@@ -309,22 +309,54 @@ test_retry_now(void)
 	}
 	outbox_schedule_wait(schedule, 41, 41, 0, INT64_MAX, 9);
 	ok(counts_of(schedule).waiting == 41, "all wait");
-	outbox_schedule_retry_now(schedule, 10);
-	ok(counts_of(schedule).waiting == 10 && outbox_schedule_next_timer(schedule) == 1004,
+	outbox_schedule_retry_now(schedule);
+	ok(counts_of(schedule).waiting == 11 && outbox_schedule_next_timer(schedule) == 1004,
 	   "retry_now ends the retry waits, not the others");
 	while (outbox_schedule_next_refill(schedule, 10, &refill))
 	{
 		refills += refill.aggregate % 4 != 0;
 		outbox_schedule_refill_end(schedule, refill.aggregate, true, 10);
 	}
-	ok(refills == 31, "their events are read again");
-	outbox_schedule_wake(schedule, 8);
-	outbox_schedule_wake(schedule, 9);	/* unknown by now */
+	ok(refills == 30, "their events are read again");
+	outbox_schedule_reread(schedule, 8);
+	outbox_schedule_reread(schedule, 9); /* unknown by now */
 	ok(outbox_schedule_next_refill(schedule, 10, &refill) && refill.aggregate == 8,
-	   "wake ends the wait of one aggregate");
+	   "reread ends the wait of one aggregate");
 	refill_range(schedule, &refill, 8, 8, true, 10);
 	ok(take_done(schedule, 10) == 8, "and its event is sent");
-	ok(outbox_schedule_next_timer(schedule) == 1004 && counts_of(schedule).waiting == 9, "the others still wait");
+	ok(outbox_schedule_next_timer(schedule) == 1004 && counts_of(schedule).waiting == 10, "the others still wait");
+	outbox_schedule_end_waits(schedule);
+	ok(counts_of(schedule).waiting == 0 && outbox_schedule_next_timer(schedule) == INT64_MAX, "end_waits ends them all");
+	outbox_schedule_destroy(schedule);
+}
+
+/* What operators do: an event that holds its aggregate, a discarded one, events that are terminal when they are read again. */
+static void
+test_hold_and_skip(void)
+{
+	Schedule   *schedule = new_schedule(8);
+	ScheduleRefill refill;
+
+	add_many(schedule, 1, 1, 4);
+	outbox_schedule_hold(schedule, take(schedule));
+	outbox_schedule_retry_now(schedule);
+	ok(counts_of(schedule).waiting == 1 && counts_of(schedule).deferred == 4 && take(schedule) == NULL,
+	   "a held event holds its aggregate");
+	outbox_schedule_reread(schedule, 1);
+	ok(outbox_schedule_next_refill(schedule, 0, &refill) && refill.from_position == 1, "until it is read again");
+	outbox_schedule_refill_skip(schedule, 1, 0, true);
+	outbox_schedule_refill_end(schedule, 1, false, 0);
+	ok(counts_of(schedule).deferred == 3 && outbox_schedule_next_refill(schedule, 0, &refill) &&
+		   refill.from_position == 2,
+	   "a refill that only skipped goes on behind that");
+	refill_range(schedule, &refill, 2, 4, true, 0);
+	ok(take(schedule)->position == 2, "a skipped event is not sent");
+	outbox_schedule_reread(schedule, 1);
+	ok(counts_of(schedule).held == 1 && counts_of(schedule).deferred == 2, "reread forgets all but the one in flight");
+	ok(outbox_schedule_next_refill(schedule, 0, &refill) && refill.from_position == 3, "and wants them again");
+	outbox_schedule_refill_skip(schedule, 3, 0, true);
+	refill_range(schedule, &refill, 4, 4, true, 0);
+	ok(counts_of(schedule).held == 2 && counts_of(schedule).deferred == 0, "without the one that is terminal now");
 	outbox_schedule_destroy(schedule);
 }
 
@@ -344,7 +376,7 @@ test_not_before(void)
 	outbox_schedule_next_refill(schedule, 100, &refill);
 	event = new_event(1, 2);
 	event->not_before = 200;		/* rescheduled */
-	event->attempts = 2;
+	event->failures = 2;
 	outbox_schedule_refill_add(schedule, event);
 	refill_range(schedule, &refill, 3, 3, true, 100);
 	ok(take(schedule) == NULL && outbox_schedule_next_timer(schedule) == 200 && counts_of(schedule).deferred == 2,
@@ -352,14 +384,14 @@ test_not_before(void)
 	outbox_schedule_next_refill(schedule, 200, &refill);
 	refill_range(schedule, &refill, 2, 3, true, 200);
 	event = take(schedule);
-	ok(event->position == 2 && event->attempts == 2, "its attempts are remembered");
+	ok(event->position == 2 && event->failures == 2, "its attempts are remembered");
 	outbox_schedule_done(schedule, event, 200);
 	ok(take_done(schedule, 200) == 3 && is_empty(schedule), "the rest follows");
 
 	event = new_event(5, 5);
 	event->not_before = INT64_MAX;
 	ok(outbox_schedule_add(schedule, event, 0) == SCHEDULE_DEFERRED, "a head that is never sent is deferred");
-	outbox_schedule_retry_now(schedule, 0);
+	outbox_schedule_retry_now(schedule);
 	ok(outbox_schedule_next_timer(schedule) == INT64_MAX && counts_of(schedule).waiting == 1 &&
 	   !outbox_schedule_next_refill(schedule, INT64_MAX, &refill), "and sets no timer");
 	outbox_schedule_destroy(schedule);
@@ -387,7 +419,7 @@ test_many_waits(void)
 
 	/* Half of them are taken out of the middle of the heap. */
 	for (int i = 0; i < N / 2; i++)
-		outbox_schedule_wake(schedule, (uint64_t) below(N));
+		outbox_schedule_reread(schedule, (uint64_t) below(N));
 	while (outbox_schedule_next_refill(schedule, 0, &refill))
 	{
 		outbox_schedule_refill_end(schedule, refill.aggregate, true, 0);
@@ -426,7 +458,7 @@ test_wait_at_start(void)
 	   refill.from_position == 9, "it is read when that is over");
 	refill_range(schedule, &refill, 9, 12, true, 300);
 	event = take(schedule);
-	ok(event->position == 9 && event->attempts == 2, "with its attempts");
+	ok(event->position == 9 && event->failures == 2, "with its attempts");
 	outbox_schedule_done(schedule, event, 300);
 	ok(outbox_schedule_wait(schedule, 1, 8, 0, 400, 1) && take(schedule) == NULL &&
 	   counts_of(schedule).held == 0, "an earlier one takes a ready head back");
@@ -531,7 +563,7 @@ test_oldest(void)
 	ok(outbox_schedule_oldest(schedule) == 50, "or in flight");
 	outbox_schedule_retry(schedule, event, 10, 1);
 	ok(outbox_schedule_oldest(schedule) == 50, "or waiting");
-	outbox_schedule_wake(schedule, 1);
+	outbox_schedule_reread(schedule, 1);
 	outbox_schedule_next_refill(schedule, 0, &refill);
 	outbox_schedule_refill_end(schedule, refill.aggregate, refill.aggregate == 1, 0);
 	outbox_schedule_next_refill(schedule, 0, &refill);
@@ -698,6 +730,7 @@ main(void)
 	test_refills_take_turns();
 	test_retry();
 	test_retry_now();
+	test_hold_and_skip();
 	test_not_before();
 	test_many_waits();
 	test_wait_at_start();

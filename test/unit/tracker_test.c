@@ -74,6 +74,12 @@ test_see_and_settle(void)
 	outbox_tracker_unsee(tracker, 101);
 	ok(outbox_tracker_see(tracker, 101) == TRACKER_KNOWN, "what is settled can't be unseen");
 	ok(outbox_tracker_settle(tracker, 500) && outbox_tracker_is_seen(tracker, 500), "settling marks seen");
+	ok(outbox_tracker_is_settled(tracker, 500) && outbox_tracker_is_settled(tracker, 100) &&
+		   !outbox_tracker_is_settled(tracker, 501) && !outbox_tracker_is_settled(tracker, 99999),
+	   "what is settled, or lies below the watermark");
+	(void) outbox_tracker_see(tracker, 502);
+	ok(!outbox_tracker_is_settled(tracker, 502), "seen is not settled");
+	outbox_tracker_settle(tracker, 502);
 	outbox_tracker_destroy(tracker);
 	outbox_tracker_destroy(NULL);
 }

@@ -1,0 +1,120 @@
+/*
+ * flow.c
+ *	  How many messages may be in flight.
+ *
+ * While the circuit is closed: each ack widens the window by one, each failure
+ * that isn't the event's own halves it. It opens when an answer blames the
+ * broker as a whole, or when many messages in a row get no answer at all; then
+ * one probe is sent at a time, with growing pauses, until something is
+ * answered in another way. A stream or subject in trouble doesn't open it: that
+ * must not stop the others.
+ */
+#include "flow.h"
+
+#include "schedule.h"
+
+static inline int
+smaller(int a, int b)
+{
+	return a < b ? a : b;
+}
+
+void
+outbox_flow_reset(OutboxFlow *flow, int max_window)
+{
+	flow->max_window = max_window;
+	flow->window = smaller(OUTBOX_MIN_WINDOW, max_window);
+	flow->silent = 0;
+	flow->open = false;
+	flow->failures = 0;
+	flow->probe_at = INT64_MAX;
+}
+
+void
+outbox_flow_set_max(OutboxFlow *flow, int max_window)
+{
+	flow->max_window = max_window;
+	flow->window = smaller(flow->window, max_window);
+}
+
+static void
+halve(OutboxFlow *flow)
+{
+	int			least = smaller(OUTBOX_MIN_WINDOW, flow->max_window);
+
+	flow->window /= 2;
+	if (flow->window < least)
+		flow->window = least;
+}
+
+/* A failure that blames the broker. Those that were in flight with the first one don't prolong the pause. */
+static bool
+trouble(OutboxFlow *flow, int64_t now, const OutboxBackoff *backoff)
+{
+	bool		opened = !flow->open;
+
+	if (flow->open && flow->probe_at != INT64_MAX)
+		return false;
+	flow->open = true;
+	flow->failures++;
+	flow->probe_at = now + outbox_schedule_backoff(flow->failures, backoff->base, backoff->max, backoff->jitter);
+	return opened;
+}
+
+/* An answer: the broker is at work. */
+static bool
+close_circuit(OutboxFlow *flow)
+{
+	bool		was_open = flow->open;
+
+	flow->silent = 0;
+	flow->open = false;
+	flow->failures = 0;
+	return was_open;
+}
+
+bool
+outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const OutboxBackoff *backoff)
+{
+	switch (class)
+	{
+		case OUTBOX_ERROR_NONE:
+			flow->window = smaller(flow->window + 1, flow->max_window);
+			return close_circuit(flow);
+		case OUTBOX_ERROR_TRANSIENT:
+		case OUTBOX_ERROR_PERMANENT:
+			return close_circuit(flow);
+		case OUTBOX_ERROR_STREAM:
+			halve(flow);
+			return close_circuit(flow);
+		case OUTBOX_ERROR_BROKER:
+			halve(flow);
+			return trouble(flow, now, backoff);
+		case OUTBOX_ERROR_UNKNOWN:
+			halve(flow);
+			flow->silent++;
+			return flow->silent >= OUTBOX_SILENT_LIMIT && trouble(flow, now, backoff);
+	}
+	return false;
+}
+
+bool
+outbox_flow_may_send(const OutboxFlow *flow, int in_flight, int64_t now)
+{
+	if (flow->open)
+		return in_flight == 0 && now >= flow->probe_at;
+	return in_flight < flow->window;
+}
+
+void
+outbox_flow_sent(OutboxFlow *flow)
+{
+	if (flow->open)
+		flow->probe_at = INT64_MAX;
+}
+
+int64_t
+outbox_flow_next_time(const OutboxFlow *flow)
+{
+	return flow->open ? flow->probe_at : INT64_MAX;
+}

@@ -1,0 +1,54 @@
+/*
+ * flow.h
+ *	  How many messages may be in flight: a window that shrinks with failures,
+ *	  and a circuit that opens when the broker as a whole takes nothing.
+ *
+ * Pure logic like schedule.h: no clock of its own, no allocation.
+ */
+#ifndef OUTBOX_FLOW_H
+#define OUTBOX_FLOW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "error_class.h"
+
+/* The window never shrinks below this: acks of the good must get through beside the bad. */
+#define OUTBOX_MIN_WINDOW 16
+
+/* So many messages in a row without any answer open the circuit. */
+#define OUTBOX_SILENT_LIMIT 16
+
+typedef struct OutboxFlow
+{
+	int			max_window;
+	int			window;			/* messages in flight at most, while the circuit is closed */
+	int			silent;			/* unanswered ones since the last answer */
+	bool		open;			/* one probe at a time, at probe_at */
+	int			failures;		/* probes that failed in a row, for the back-off */
+	int64_t		probe_at;		/* INT64_MAX: the probe is in flight */
+} OutboxFlow;
+
+/* Delays of the retries, microseconds; jitter is a random number in [0, 1). */
+typedef struct OutboxBackoff
+{
+	int64_t		base;
+	int64_t		max;
+	double		jitter;
+} OutboxBackoff;
+
+/* At start, and for a new connection: circuit closed, smallest window. */
+extern void outbox_flow_reset(OutboxFlow *flow, int max_window);
+extern void outbox_flow_set_max(OutboxFlow *flow, int max_window);
+
+/* Takes note of a message's outcome; OUTBOX_ERROR_NONE: an ack. True if the circuit opened or closed with it. */
+extern bool outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const OutboxBackoff *backoff);
+
+/* Whether one more message may be sent, with so many in flight; call outbox_flow_sent() when it was. */
+extern bool outbox_flow_may_send(const OutboxFlow *flow, int in_flight, int64_t now);
+extern void outbox_flow_sent(OutboxFlow *flow);
+
+/* When outbox_flow_may_send() may turn true by time alone; INT64_MAX: not by time. */
+extern int64_t outbox_flow_next_time(const OutboxFlow *flow);
+
+#endif /* OUTBOX_FLOW_H */

@@ -1,0 +1,197 @@
+/*
+ * outcome.c
+ *	  What becomes of an event after the broker's answer, or without one.
+ *
+ * An ack frees the successor at once. A failure is classified by
+ * error_class.c: it waits for a retry, which may use up one of the event's
+ * attempts; or it is final, and then the event stays in flight until
+ * store_settle.c has recorded the verdict. Runs in the relay's main thread,
+ * outside of transactions.
+ */
+#include "outbox.h"
+
+#include "common/pg_prng.h"
+
+#include "clock.h"
+#include "error_class.h"
+#include "relay.h"
+
+#define SETTLE_DELAY_US 5000
+
+/*
+ * Failures that don't count are recorded only so that outbox.events can show
+ * them; at most so many in a second, because an outage may bring any number.
+ */
+#define NOTES_PER_SECOND 256
+
+static void
+settle_soon(OutboxRelay *relay, int64 now)
+{
+	if (relay->settle_at == PG_INT64_MAX)
+		relay->settle_at = now + SETTLE_DELAY_US;
+}
+
+static OutboxBackoff
+backoff(void)
+{
+	OutboxBackoff result = {
+		.base = outbox_retry_base_delay * INT64CONST(1000),
+		.max = outbox_retry_max_delay * INT64CONST(1000),
+		.jitter = pg_prng_double(&pg_global_prng_state),
+	};
+
+	return result;
+}
+
+static int64
+retry_time(int failures, int64 now)
+{
+	OutboxBackoff delays = backoff();
+
+	return now + outbox_schedule_backoff(failures, delays.base, delays.max, delays.jitter);
+}
+
+/* Whether the broker's next outcomes would find a place. If not, settle first. */
+bool
+outbox_outcome_has_room(const OutboxRelay *relay)
+{
+	return relay->failure_count <= OUTBOX_FAILURE_BATCH - OUTBOX_POLL_BATCH &&
+		relay->acked_count < OUTBOX_SETTLE_BATCH;
+}
+
+/* For status(): the last error of any kind, and how many there were of each class. */
+static void
+count_error(OutboxRelay *relay, OutboxErrorClass class, int code, const char *text, const OutboxEvent *event)
+{
+	OutboxRelayStatus *status = &relay->database->status;
+
+	pg_atomic_fetch_add_u64(&relay->database->errors[class], 1);
+	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
+	if (event->broken != NULL)
+		snprintf(status->last_error, sizeof(status->last_error), "%s", text);
+	else
+		snprintf(status->last_error, sizeof(status->last_error), "%s, publishing to \"%s\" in stream \"%s\"", text,
+				 event->message.subject, outbox_stream);
+	LWLockRelease(&relay->database->status_lock);
+}
+
+static void
+acked(OutboxRelay *relay, OutboxEvent *event, int64 now)
+{
+	OutboxAcked *entry = &relay->acked[relay->acked_count++];
+
+	entry->position = event->schedule.position;
+	entry->child = event->child;
+	entry->claim = event->claim;
+	entry->has_delivery = event->has_delivery;
+	settle_soon(relay, now);
+	outbox_schedule_done(relay->schedule, &event->schedule, now);
+}
+
+/* A place in the list of failures; the caller fills in what is its own. */
+static OutboxFailure *
+add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text, int64 now)
+{
+	OutboxFailure *entry = &relay->failures[relay->failure_count++];
+
+	entry->position = event->schedule.position;
+	entry->agg_hash = event->agg_hash;
+	entry->final = NULL;
+	entry->counted = true;
+	entry->retry_at = PG_INT64_MAX;
+	entry->code = code;
+	strlcpy(entry->text, text, sizeof(entry->text));
+	settle_soon(relay, now);
+	return entry;
+}
+
+static void
+retry(OutboxRelay *relay, OutboxEvent *event, int64 retry_at)
+{
+	outbox_publisher_release_claim(relay, event->claim);
+	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, event->schedule.failures + 1);
+}
+
+/* The event itself was refused: an attempt that counts, perhaps the last one. */
+static void
+refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code, const char *text, int64 now)
+{
+	OutboxFailure *entry = add_failure(relay, event, code, text, now);
+
+	if (class == OUTBOX_ERROR_PERMANENT || event->attempts + 1 >= outbox_max_attempts)
+	{
+		entry->final = event;
+		return;
+	}
+	entry->retry_at = retry_time(event->schedule.failures + 1, now);
+	retry(relay, event, entry->retry_at);
+}
+
+/* Not the event's fault: the same id is sent again after a while. */
+static void
+put_off(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code, const char *text, int64 now)
+{
+	int64		retry_at = retry_time(event->schedule.failures + 1, now);
+
+	if (now - relay->notes_from >= USECS_PER_SEC)
+	{
+		relay->notes_from = now;
+		relay->notes_made = 0;
+	}
+	if (class == OUTBOX_ERROR_STREAM && relay->notes_made < NOTES_PER_SECOND)
+	{
+		OutboxFailure *entry = add_failure(relay, event, code, text, now);
+
+		entry->counted = false;
+		entry->retry_at = retry_at;
+		relay->notes_made++;
+	}
+	retry(relay, event, retry_at);
+}
+
+/* The client, or the relay itself, refused to send the event. It is in flight to the schedule. */
+void
+outbox_outcome_refused(OutboxRelay *relay, OutboxEvent *event, int code, const char *text, int64 now)
+{
+	char		full[OUTBOX_FAILURE_TEXT_SIZE];
+
+	snprintf(full, sizeof(full), "%s: %s", event->broken != NULL ? "outbox relay" : outbox_error_source(BROKER_REFUSED, code),
+			 text);
+	count_error(relay, OUTBOX_ERROR_PERMANENT, code, full, event);
+	refused(relay, event, OUTBOX_ERROR_PERMANENT, code, full, now);
+}
+
+/* What the broker reports about one message that it had accepted. */
+void
+outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
+{
+	OutboxEvent *event = outcome->cookie;
+	OutboxErrorClass class = outbox_error_class(outcome->kind, outcome->code, outcome->status);
+	OutboxBackoff delays = backoff();
+	char		text[OUTBOX_FAILURE_TEXT_SIZE];
+
+	relay->in_flight_bytes -= event->schedule.bytes;
+	if (class == OUTBOX_ERROR_NONE)
+	{
+		(void) outbox_flow_outcome(&relay->flow, class, now, &delays);
+		acked(relay, event, now);
+		return;
+	}
+	if (outcome->code != 0)
+		snprintf(text, sizeof(text), "%s error %d: %s", outbox_error_source(outcome->kind, outcome->code), outcome->code,
+				 outcome->text);
+	else
+		snprintf(text, sizeof(text), "%s: %s", outbox_error_source(outcome->kind, outcome->code), outcome->text);
+	count_error(relay, class, outcome->code, text, event);
+	if (outcome->kind == BROKER_LOST)
+	{
+		outbox_publisher_release_claim(relay, event->claim);
+		outbox_schedule_return(relay->schedule, &event->schedule);
+		return;
+	}
+	(void) outbox_flow_outcome(&relay->flow, class, now, &delays);
+	if (class == OUTBOX_ERROR_TRANSIENT || class == OUTBOX_ERROR_PERMANENT)
+		refused(relay, event, class, outcome->code, text, now);
+	else
+		put_off(relay, event, class, outcome->code, text, now);
+}
