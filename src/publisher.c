@@ -68,13 +68,6 @@ outbox_publisher_start(OutboxRelay *relay)
 	sigset_t	saved;
 
 	relay->window = MIN_WINDOW;
-	relay->free_claims = MemoryContextAlloc(TopMemoryContext, OUTBOX_MAX_CLAIMED * sizeof(int));
-	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
-	{
-		pg_atomic_write_u64(&relay->database->claimed[i], 0);
-		relay->free_claims[relay->free_claim_count++] = i;
-	}
-
 	exiting_relay = relay;
 	on_proc_exit(close_broker, (Datum) 0);
 	block_signals(&saved);
@@ -128,7 +121,7 @@ outbox_publisher_configure(OutboxRelay *relay)
 static void
 remember_error(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text)
 {
-	OutboxRelayStatus *status = &relay->database->status;
+	OutboxRelayStatus *status = &relay->self->status;
 
 	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
 	snprintf(status->last_error, sizeof(status->last_error), "%s (%d), publishing to \"%s\" in stream \"%s\"",
@@ -139,8 +132,7 @@ remember_error(OutboxRelay *relay, const OutboxEvent *event, int code, const cha
 static void
 release_claim(OutboxRelay *relay, OutboxEvent *event)
 {
-	pg_atomic_write_u64(&relay->database->claimed[event->claim], 0);
-	relay->free_claims[relay->free_claim_count++] = event->claim;
+	outbox_claims_release(relay, event->claim, event->schedule.position);
 	event->claim = -1;
 }
 
@@ -289,7 +281,7 @@ may_send(const OutboxRelay *relay, int in_flight)
 {
 	size_t		budget = (size_t) outbox_relay_memory * 1024 / 4;
 
-	return in_flight < relay->window && relay->free_claim_count > 0 &&
+	return in_flight < relay->window && relay->claims.held < relay->claims.count &&
 		(in_flight == 0 || relay->in_flight_bytes < budget);
 }
 
@@ -301,9 +293,13 @@ may_send(const OutboxRelay *relay, int in_flight)
 static bool
 send_one(OutboxRelay *relay, OutboxEvent *event, BrokerPublishResult *result, int *code, char *text)
 {
-	event->claim = relay->free_claims[--relay->free_claim_count];
-	pg_atomic_write_u64(&relay->database->claimed[event->claim], event->schedule.position);
-
+	event->claim = outbox_claims_take(relay, event->schedule.position);
+	if (event->claim < 0)
+	{
+		*result = BROKER_PUBLISH_FULL;
+		outbox_schedule_return(relay->schedule, &event->schedule);
+		return false;
+	}
 	*result = broker_publish(relay->broker, &event->message, event, code, text);
 	if (*result == BROKER_PUBLISH_OK)
 	{
@@ -329,6 +325,7 @@ outbox_publisher_send(OutboxRelay *relay)
 	int			code;
 	sigset_t	saved;
 
+	outbox_membership_check(relay);
 	do
 	{
 		TimestampTz now = GetCurrentTimestamp();
@@ -397,7 +394,7 @@ outbox_publisher_report(OutboxRelay *relay)
 {
 	static BrokerState last_broker_state = BROKER_OFFLINE;
 	static char last_text[BROKER_TEXT_SIZE] = "";
-	OutboxRelayStatus *status = &relay->database->status;
+	OutboxRelayStatus *status = &relay->self->status;
 	BrokerStatus broker;
 	OutboxRelayState state;
 	sigset_t	saved;
@@ -405,7 +402,7 @@ outbox_publisher_report(OutboxRelay *relay)
 	block_signals(&saved);
 	broker_get_status(relay->broker, &broker);
 	restore_signals(&saved);
-	pg_atomic_write_u64(&relay->database->in_flight, broker.in_flight);
+	pg_atomic_write_u64(&relay->self->in_flight, broker.in_flight);
 
 	state = relay_state(&broker);
 	if (state == status->state && broker.state == last_broker_state && strcmp(broker.text, last_text) == 0)

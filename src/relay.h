@@ -2,9 +2,9 @@
  * relay.h
  *	  One relay: what its parts share.
  *
- * relay.c owns the loop and the process, store_read.c and store_settle.c all
- * access to tables, publisher.c the broker. They run in one process and one
- * thread; nothing here is locked.
+ * relay.c owns the loop and the process, membership.c its standing among the
+ * database's relays, store_*.c all access to tables, publisher.c the broker.
+ * They run in one process and one thread; nothing here is locked.
  */
 #ifndef OUTBOX_RELAY_H
 #define OUTBOX_RELAY_H
@@ -14,6 +14,7 @@
 #include "broker.h"
 #include "database.h"
 #include "envelope.h"
+#include "ownership.h"
 #include "schedule.h"
 #include "tracker.h"
 
@@ -50,10 +51,25 @@ typedef struct OutboxRangeList
 #define OUTBOX_SETTLE_BATCH 1024
 #define OUTBOX_REFUSED_BATCH 256
 
+/* The part of OutboxDatabase.claimed that this relay uses, see claims.c. */
+typedef struct OutboxClaims
+{
+	int			first;
+	int			count;
+	int			next; /* where to look for a free entry, from first on */
+	int			held;
+} OutboxClaims;
+
 typedef struct OutboxRelay
 {
 	OutboxDatabase *database;
-	TimestampTz started;		/* also the epoch in the ledger */
+	OutboxPlace *self;
+	OutboxMember member;
+	uint64		slots; /* as bits; events of other slots are not its own */
+	bool		changing; /* drains, to change its slots or to load everything afresh */
+	bool		reload_wanted; /* set by whoever needs that: happens at the next chance */
+	Oid			sequence; /* tells the extension's lives in this database apart */
+	uint32		leave_calls; /* OutboxDatabase.leave_calls at the start */
 	Schedule   *schedule;
 	Tracker    *tracker;
 	Broker	   *broker;
@@ -69,8 +85,7 @@ typedef struct OutboxRelay
 	/* Publishing. */
 	int			window;			/* messages in flight at most, adapted to failures */
 	size_t		in_flight_bytes;
-	int		   *free_claims;	/* stack of free indexes of database->claimed */
-	int			free_claim_count;
+	OutboxClaims claims;
 
 	/* Settling. */
 	OutboxAcked acked[OUTBOX_MAX_CLAIMED];
@@ -79,16 +94,37 @@ typedef struct OutboxRelay
 	int			refused_count;
 	TimestampTz settle_at;		/* when the oldest of them is due; DT_NOEND: none */
 	TimestampTz watermark_at;	/* next write of the watermark, if it moved */
-	int64		watermark_written;
 
 	MemoryContext loop_context; /* reset in each round of the loop */
 } OutboxRelay;
 
+/* Whether events of an aggregate are this relay's to publish. */
+static inline bool
+outbox_relay_owns(const OutboxRelay *relay, uint64 aggregate)
+{
+	return (relay->slots >> outbox_slots_of(aggregate) & 1) != 0;
+}
+
 /* relay.c */
 OUTBOX_NORETURN extern void outbox_relay_out_of_memory(void);
+OUTBOX_NORETURN extern void outbox_relay_leave(const char *reason);
+
+/* membership.c */
+extern void outbox_membership_check(OutboxRelay *relay);
+extern void outbox_membership_renew(OutboxRelay *relay);
+extern void outbox_membership_fence(OutboxRelay *relay);
+extern bool outbox_membership_wants_change(OutboxRelay *relay);
+extern void outbox_membership_change(OutboxRelay *relay);
+extern int64 outbox_membership_watermark(OutboxRelay *relay, int64 own);
+
+/* claims.c */
+extern void outbox_claims_reset(OutboxRelay *relay);
+extern int	outbox_claims_take(OutboxRelay *relay, int64 position);
+extern void outbox_claims_release(OutboxRelay *relay, int index, int64 position);
 
 /* store_load.c */
 extern void outbox_store_load(OutboxRelay *relay);
+extern void outbox_store_unload(OutboxRelay *relay);
 
 /* store_read.c */
 extern void outbox_store_read(OutboxRelay *relay);

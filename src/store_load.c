@@ -1,7 +1,8 @@
 /*
  * store_load.c
- *	  What a relay reads when it starts: the watermark, and above it what
- *	  earlier relays recorded as published or as waiting for a retry.
+ *	  What a relay reads when it starts, and when it has gained or lost slots:
+ *	  the watermark, and above it what relays recorded as published or as
+ *	  waiting for a retry.
  */
 #include "outbox.h"
 
@@ -52,6 +53,7 @@ load_ledger(OutboxRelay *relay, int64 watermark)
 		for (uint64 i = 0; i < SPI_processed; i++)
 			load_ledger_row(relay, SPI_tuptable->vals[i], SPI_tuptable->tupdesc);
 		SPI_freetuptable(SPI_tuptable);
+		outbox_membership_renew(relay);
 	}
 	SPI_cursor_close(portal);
 }
@@ -77,6 +79,8 @@ load_deliveries(OutboxRelay *relay)
 		TimestampTz retry_at = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 4, &isnull));
 		int32		attempts = DatumGetInt32(SPI_getbinval(tuple, desc, 5, &isnull));
 
+		if (!outbox_relay_owns(relay, aggregate))
+			continue;
 		/* Acked and recorded, though its attempts were not closed. */
 		if (outbox_tracker_see(relay->tracker, position) != TRACKER_NEW)
 			continue;
@@ -85,7 +89,22 @@ load_deliveries(OutboxRelay *relay)
 	}
 }
 
-/* At start: makes tracker and schedule and fills them with what earlier relays recorded. */
+/* Forgets all that was loaded and read. Nothing is in flight. */
+void
+outbox_store_unload(OutboxRelay *relay)
+{
+	if (relay->schedule != NULL)
+		outbox_schedule_destroy(relay->schedule);
+	if (relay->tracker != NULL)
+		outbox_tracker_destroy(relay->tracker);
+	relay->schedule = NULL;
+	relay->tracker = NULL;
+	relay->late.count = 0;
+	relay->pushed_up_to = 0;
+	relay->in_flight_bytes = 0;
+}
+
+/* Makes tracker and schedule and fills them with what relays have recorded. */
 void
 outbox_store_load(OutboxRelay *relay)
 {
@@ -100,13 +119,18 @@ outbox_store_load(OutboxRelay *relay)
 	if (relay->tracker == NULL || relay->schedule == NULL)
 		outbox_relay_out_of_memory();
 	relay->read_up_to = watermark;
-	relay->watermark_written = watermark;
-	load_ledger(relay, watermark);
-	load_deliveries(relay);
+	outbox_ownership_note_watermark(relay->database, watermark);
+	/* Without slots there is nothing to do until it gets some, and loads again. */
+	if (relay->slots != 0)
+	{
+		load_ledger(relay, watermark);
+		load_deliveries(relay);
+	}
 	SPI_finish();
 
 	relay->more_to_read = true;
 	relay->keys_left_behind = true;
-	relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);
-	pg_atomic_write_u64(&relay->database->read_up_to, relay->read_up_to);
+	if (relay->row_context == NULL)
+		relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);
+	pg_atomic_write_u64(&relay->self->read_up_to, relay->read_up_to);
 }

@@ -25,9 +25,6 @@
 #include "relay.h"
 #include "writer.h"
 
-/* Only one relay per database so far; the ledger has room for more. */
-#define RELAY_NUMBER 0
-
 /* ------------------------------------------------------------- the ledger */
 
 static int
@@ -75,8 +72,8 @@ insert_ledger_row(OutboxRelay *relay, OutboxWriter *writer, const OutboxAcked *e
 
 	values[LEDGER_BUCKET - 1] = Int64GetDatum(entries[0].position >> OUTBOX_BUCKET_SHIFT);
 	values[LEDGER_SETTLED_AT - 1] = TimestampTzGetDatum(now);
-	values[LEDGER_EPOCH - 1] = Int64GetDatum(relay->started);
-	values[LEDGER_RELAY - 1] = Int16GetDatum(RELAY_NUMBER);
+	values[LEDGER_EPOCH - 1] = Int64GetDatum(relay->member.epoch);
+	values[LEDGER_RELAY - 1] = Int16GetDatum(relay->member.place);
 	values[LEDGER_LO - 1] = Int16GetDatum(entries[0].position & (OUTBOX_BUCKET_SIZE - 1));
 	values[LEDGER_HI - 1] = Int16GetDatum(entries[count - 1].position & (OUTBOX_BUCKET_SIZE - 1));
 	values[LEDGER_BITS - 1] = PointerGetDatum(bits);
@@ -168,6 +165,7 @@ write_deliveries(OutboxRelay *relay)
 		any = relay->acked[i].had_failed;
 	if (!any)
 		return;
+	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	for (int i = 0; i < relay->refused_count; i++)
@@ -188,10 +186,9 @@ forget_settled(OutboxRelay *relay)
 
 		if (!outbox_tracker_settle(relay->tracker, entry->position))
 			outbox_relay_out_of_memory();
-		pg_atomic_write_u64(&relay->database->claimed[entry->claim], 0);
-		relay->free_claims[relay->free_claim_count++] = entry->claim;
+		outbox_claims_release(relay, entry->claim, entry->position);
 	}
-	pg_atomic_fetch_add_u64(&relay->database->published, relay->acked_count);
+	pg_atomic_fetch_add_u64(&relay->self->published, relay->acked_count);
 	relay->acked_count = 0;
 	relay->refused_count = 0;
 	relay->settle_at = DT_NOEND;
@@ -215,9 +212,9 @@ outbox_store_settle(OutboxRelay *relay)
 /* -------------------------------------------------------------- watermark */
 
 /*
- * The highest position below which nothing is open, unread or unsettled. The
- * order of the looks follows the way of a transaction: bound, prepared array,
- * ring (PROTOCOL.md).
+ * The highest position below which nothing is open, unread or, in this relay's
+ * slots, unsettled. The order of the looks follows the way of a transaction:
+ * bound, prepared array, ring (PROTOCOL.md).
  */
 static int64
 compute_watermark(OutboxRelay *relay)
@@ -227,7 +224,7 @@ compute_watermark(OutboxRelay *relay)
 	bool		prepared;
 
 	open = Min(open, outbox_feed_lowest_prepared(relay->database, &prepared));
-	open = Min(open, outbox_feed_lowest_pushed(relay->database));
+	open = Min(open, outbox_feed_lowest_pushed(relay->database, relay->member.place));
 	if (relay->late.count > 0)
 		open = Min(open, relay->late.ranges[0].lo);
 	open = Min(open, outbox_tracker_first_unsettled(relay->tracker));
@@ -235,26 +232,38 @@ compute_watermark(OutboxRelay *relay)
 	return Min(highest, open - 1);
 }
 
-/* Writes the watermark if it has moved, and forgets what lies below it. */
-void
-outbox_store_advance_watermark(OutboxRelay *relay)
+static void
+write_watermark(OutboxRelay *relay, int64 watermark)
 {
-	int64		watermark = compute_watermark(relay);
 	Oid			types[] = {INT8OID};
 	Datum		values[] = {Int64GetDatum(watermark)};
 
-	if (watermark <= relay->watermark_written)
-		return;
 	outbox_store_begin(relay);
+	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	run("INSERT INTO outbox.watermark (position) VALUES ($1)", 1, types, values);
+	/* Another relay may write the same at the same time. */
+	run("INSERT INTO outbox.watermark (position) VALUES ($1) ON CONFLICT DO NOTHING", 1, types, values);
 	run("DELETE FROM outbox.watermark WHERE position <"
 		" (SELECT position FROM outbox.watermark ORDER BY position DESC OFFSET 99 LIMIT 1)",
 		0, NULL, NULL);
 	SPI_finish();
 	outbox_store_end();
 	pgstat_report_stat(true);
-	relay->watermark_written = watermark;
-	outbox_tracker_trim(relay->tracker, watermark);
+	outbox_ownership_note_watermark(relay->database, watermark);
+}
+
+/*
+ * Forgets what lies below the watermark of the relay's own slots, and writes
+ * that of all slots if it has moved.
+ */
+void
+outbox_store_advance_watermark(OutboxRelay *relay)
+{
+	int64		own = compute_watermark(relay);
+	int64		common = outbox_membership_watermark(relay, own);
+
+	outbox_tracker_trim(relay->tracker, own);
+	if (common > (int64) pg_atomic_read_u64(&relay->database->watermark))
+		write_watermark(relay, common);
 }
