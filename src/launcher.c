@@ -56,7 +56,7 @@ typedef struct Place
 {
 	BackgroundWorkerHandle *relay; /* NULL: none that this launcher has started */
 	int			report;			/* where that relay reports */
-	uint32		hint; /* OutboxShared.database_hint before it was started */
+	uint32		hint;			/* OutboxShared.database_hint before it was started */
 	TimestampTz started;
 	TimestampTz not_before;
 	int			failures;
@@ -255,11 +255,11 @@ start_relay(const Database *database, Place *place, TimestampTz now)
 /* A database's relays, as the launcher and shared memory together know them. */
 typedef struct Census
 {
-	OutboxDatabase *shared; /* NULL: nobody has used the extension there since the start */
-	int			members; /* at work */
-	int			healthy; /* those, and the ones just starting or ending */
-	int			last_member; /* highest place of a member; -1: none */
-	int			first_free; /* lowest place without a process; -1: none */
+	OutboxDatabase *shared;		/* NULL: nobody has used the extension there since the start */
+	int			members;		/* at work */
+	int			healthy;		/* those, and the ones on the way in, or out and not reaped */
+	int			last_member;	/* highest place of a member; -1: none */
+	int			first_free;		/* lowest place without a process; -1: none */
 } Census;
 
 static void
@@ -346,7 +346,7 @@ adjust(Database *database, TimestampTz now, int *starting)
 	if (database->absent || !database->exists)
 		return never;
 	count_relays(database, &census);
-	if (census.healthy > outbox_workers && census.members > 0)
+	if (census.members > outbox_workers)
 		send_away_one(&census);
 	/* The first one finds out whether the extension is there at all. */
 	if (census.healthy >= (census.members > 0 ? outbox_workers : Min(outbox_workers, 1)) || census.first_free < 0)

@@ -17,6 +17,8 @@
 
 #include "miscadmin.h"
 
+#define TICK_US INT64CONST(100000)
+
 /* By the clock of ownership.c. */
 static int64 checked_at;
 static int64 renewed_at;
@@ -28,7 +30,7 @@ lease_us(void)
 	return outbox_lease_ttl * INT64CONST(1000);
 }
 
-/* For long stretches of work as well: the time up to now was spent well. */
+/* After a stretch of work that may be long, whatever is found: the time up to now was spent well. */
 void
 outbox_membership_renew(OutboxRelay *relay)
 {
@@ -53,6 +55,14 @@ outbox_membership_check(OutboxRelay *relay)
 	if (!outbox_ownership_is_valid(&relay->member))
 		outbox_relay_leave("others have its aggregates");
 	checked_at = now;
+}
+
+/* For loops over rows: the same, looked at now and then. */
+void
+outbox_membership_tick(OutboxRelay *relay)
+{
+	if (outbox_ownership_clock() - checked_at > TICK_US)
+		outbox_membership_check(relay);
 }
 
 /* Inside a transaction that records what only the owner may record. */

@@ -81,13 +81,13 @@ typedef struct OutboxRelayStatus
 /* A place for one relay process. The table of slots knows it by the same number. */
 typedef struct OutboxPlace
 {
-	pg_atomic_uint32 pid; /* of the process that has it, member or not any more; 0: free */
-	pg_atomic_uint32 procno; /* valid while pid is set */
+	pg_atomic_uint32 pid;		/* of the process that has it, member or not any more; 0: free */
+	pg_atomic_uint32 procno;	/* valid while pid is set */
 	pg_atomic_uint32 must_leave; /* this relay shall go: there are more than wanted */
-	int			claim_first; /* its part of claimed[], guarded by slots_lock */
+	int			claim_first;	/* its part of claimed[], guarded by slots_lock */
 	int			claim_count;
 
-	OutboxRelayStatus status; /* guarded by status_lock */
+	OutboxRelayStatus status;	/* guarded by status_lock */
 	pg_atomic_uint64 published; /* acks recorded since the server started */
 	pg_atomic_uint64 known_pending; /* events known to the relay that aren't terminal */
 	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
@@ -99,9 +99,9 @@ typedef struct OutboxPlace
 typedef struct OutboxFeedReader
 {
 	bool		attached;
-	uint32		tail; /* next to read */
-	bool		overflow; /* entries were overwritten before it had read them: */
-	OutboxRange	overflow_range; /* they are in here */
+	uint32		tail;			/* next to read */
+	bool		overflow;		/* entries were overwritten before it had read them: */
+	OutboxRange	overflow_range;	/* they are in here */
 } OutboxFeedReader;
 
 /* One database that has, or had, the extension. */
@@ -119,7 +119,7 @@ typedef struct OutboxDatabase
 	TimestampTz no_relay_before;	/* guarded by OutboxShared.lock */
 	LWLock		slots_lock;
 	SlotTable	slots;
-	pg_atomic_uint64 watermark; /* highest one known to be in the table */
+	pg_atomic_uint64 watermark;	/* highest one known to be in the table */
 
 	slock_t		feed_mutex;
 	uint32		feed_head;		/* next to write */

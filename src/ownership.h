@@ -15,7 +15,7 @@ typedef struct OutboxMember
 {
 	OutboxDatabase *database;
 	int			place;
-	int64		epoch; /* 0: none */
+	int64		epoch;			/* 0: none */
 } OutboxMember;
 
 extern int64 outbox_ownership_clock(void);

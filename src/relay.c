@@ -39,7 +39,7 @@
 
 static OutboxRelay relay;
 static volatile sig_atomic_t terminated = false;
-static bool	asked = false; /* nothing has failed: start another one at once, if one is wanted */
+static bool	asked = false;		/* nothing has failed: start another one at once, if one is wanted */
 static int	report_index;
 
 static void
@@ -136,7 +136,19 @@ pin_session(void)
 		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-/* Becomes a member, while the extension can't be dropped. False: the place is taken. */
+/* A command wants the database for itself alone, see give_way.c. */
+static bool
+is_unwanted(OutboxDatabase *database)
+{
+	TimestampTz before;
+
+	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+	before = database->no_relay_before;
+	LWLockRelease(&outbox_shared->lock);
+	return GetCurrentTimestamp() < before;
+}
+
+/* Becomes a member, while the extension can't be dropped. False: the place is taken, or the time is wrong. */
 static bool
 join(const OutboxCatalog *catalog, int place)
 {
@@ -146,10 +158,17 @@ join(const OutboxCatalog *catalog, int place)
 	relay.self = &database->places[place];
 	relay.sequence = catalog->sequence;
 	relay.leave_calls = pg_atomic_read_u32(&database->leave_calls);
+	/* Called after that look, or before this one. */
+	if (is_unwanted(database))
+	{
+		report(OUTBOX_REPORT_ASKED);
+		return false;
+	}
 	if (!outbox_ownership_join(&relay.member, database, place, MyProcPid))
 		return false;
 	before_shmem_exit(leave, (Datum) 0);
 	report(OUTBOX_REPORT_ATTACHED);
+	outbox_shmem_wake_launcher();	/* it may wait for that to start more */
 	LWLockAcquire(&database->status_lock, LW_EXCLUSIVE);
 	relay.self->status.state = OUTBOX_RELAY_STARTING;
 	relay.self->status.since = GetCurrentTimestamp();

@@ -56,7 +56,7 @@ typedef struct OutboxClaims
 {
 	int			first;
 	int			count;
-	int			next; /* where to look for a free entry, from first on */
+	int			next;			/* where to look for a free entry, from first on */
 	int			held;
 } OutboxClaims;
 
@@ -65,11 +65,11 @@ typedef struct OutboxRelay
 	OutboxDatabase *database;
 	OutboxPlace *self;
 	OutboxMember member;
-	uint64		slots; /* as bits; events of other slots are not its own */
-	bool		changing; /* drains, to change its slots or to load everything afresh */
-	bool		reload_wanted; /* set by whoever needs that: happens at the next chance */
-	Oid			sequence; /* tells the extension's lives in this database apart */
-	uint32		leave_calls; /* OutboxDatabase.leave_calls at the start */
+	uint64		slots;			/* as bits; events of other slots are not its own */
+	bool		changing;		/* drains, to change its slots or to load everything afresh */
+	bool		reload_wanted;	/* set by whoever needs that: happens at the next chance */
+	Oid			sequence;		/* tells the extension's lives in this database apart */
+	uint32		leave_calls;	/* OutboxDatabase.leave_calls at the start */
 	Schedule   *schedule;
 	Tracker    *tracker;
 	Broker	   *broker;
@@ -111,6 +111,7 @@ OUTBOX_NORETURN extern void outbox_relay_leave(const char *reason);
 
 /* membership.c */
 extern void outbox_membership_check(OutboxRelay *relay);
+extern void outbox_membership_tick(OutboxRelay *relay);
 extern void outbox_membership_renew(OutboxRelay *relay);
 extern void outbox_membership_fence(OutboxRelay *relay);
 extern bool outbox_membership_wants_change(OutboxRelay *relay);

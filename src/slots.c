@@ -78,7 +78,7 @@ outbox_slots_expired(const SlotTable *table, int from, int64_t now)
 int64_t
 outbox_slots_next_expiry(const SlotTable *table)
 {
-	int64_t next = INT64_MAX;
+	int64_t		next = INT64_MAX;
 
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 	{
@@ -107,11 +107,11 @@ outbox_slots_revoke(SlotTable *table, int place)
 /* How the slots are spread now. */
 typedef struct Spread
 {
-	int members;
-	int floor; /* the least that everyone should have */
-	int rest; /* so many may have one more */
-	int free;
-	int owned[OUTBOX_MAX_RELAYS];
+	int			members;
+	int			floor;			/* the least that everyone should have */
+	int			rest;			/* so many may have one more */
+	int			free;
+	int			owned[OUTBOX_MAX_RELAYS];
 } Spread;
 
 static void
@@ -138,7 +138,7 @@ look(const SlotTable *table, Spread *spread)
 static int
 share(const Spread *spread, int place)
 {
-	int above = 0;
+	int			above = 0;
 
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 		above += i != place && spread->owned[i] > spread->floor;
@@ -148,7 +148,7 @@ share(const Spread *spread, int place)
 uint64_t
 outbox_slots_mask(const SlotTable *table, int place, int64_t epoch)
 {
-	uint64_t mask = 0;
+	uint64_t	mask = 0;
 
 	if (!outbox_slots_is_member(table, place, epoch))
 		return 0;
@@ -163,8 +163,8 @@ outbox_slots_mask(const SlotTable *table, int place, int64_t epoch)
 int
 outbox_slots_claimable(const SlotTable *table, int place, int64_t epoch)
 {
-	Spread spread;
-	int wanted;
+	Spread		spread;
+	int			wanted;
 
 	if (!outbox_slots_is_member(table, place, epoch))
 		return 0;
@@ -178,7 +178,7 @@ outbox_slots_claimable(const SlotTable *table, int place, int64_t epoch)
 uint64_t
 outbox_slots_claim(SlotTable *table, int place, int64_t epoch)
 {
-	int wanted = outbox_slots_claimable(table, place, epoch);
+	int			wanted = outbox_slots_claimable(table, place, epoch);
 
 	if (wanted > 0)
 	{
@@ -198,10 +198,10 @@ outbox_slots_claim(SlotTable *table, int place, int64_t epoch)
 uint64_t
 outbox_slots_excess(const SlotTable *table, int place, int64_t epoch)
 {
-	Spread spread;
-	uint64_t mask = 0;
-	int missing = 0;
-	int surplus;
+	Spread		spread;
+	uint64_t	mask = 0;
+	int			missing = 0;
+	int			surplus;
 
 	if (!outbox_slots_is_member(table, place, epoch))
 		return 0;
@@ -255,7 +255,7 @@ outbox_slots_set_watermark(SlotTable *table, int place, int64_t epoch, int64_t w
 int64_t
 outbox_slots_watermark(const SlotTable *table)
 {
-	int64_t lowest = INT64_MAX;
+	int64_t		lowest = INT64_MAX;
 
 	for (int i = 0; i < OUTBOX_SLOTS; i++)
 	{

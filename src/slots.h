@@ -31,18 +31,18 @@
 
 typedef struct SlotMember
 {
-	int64_t epoch; /* 0: the place is free */
-	int64_t heartbeat; /* time of the last renewal */
-	int64_t ttl; /* lease after it */
-	int64_t watermark; /* see outbox_slots_set_watermark() */
+	int64_t		epoch;			/* 0: the place is free */
+	int64_t		heartbeat;		/* time of the last renewal */
+	int64_t		ttl;			/* lease after it */
+	int64_t		watermark;		/* see outbox_slots_set_watermark() */
 } SlotMember;
 
 typedef struct SlotTable
 {
-	int64_t last_epoch;
-	uint32_t generation; /* changes with members and owners: a hint to look again */
-	SlotMember members[OUTBOX_MAX_RELAYS];
-	int8_t owner[OUTBOX_SLOTS]; /* place of a member; -1: free */
+	int64_t		last_epoch;
+	uint32_t	generation;		/* changes with members and owners: a hint to look again */
+	SlotMember	members[OUTBOX_MAX_RELAYS];
+	int8_t		owner[OUTBOX_SLOTS]; /* place of a member; -1: free */
 } SlotTable;
 
 static inline int
@@ -70,7 +70,7 @@ extern bool outbox_slots_is_member(const SlotTable *table, int place, int64_t ep
 extern bool outbox_slots_renew(SlotTable *table, int place, int64_t epoch, int64_t ttl, int64_t now);
 
 /* The first place at or after from whose lease has run out; -1: none. */
-extern int outbox_slots_expired(const SlotTable *table, int from, int64_t now);
+extern int	outbox_slots_expired(const SlotTable *table, int from, int64_t now);
 
 /* When the first of all leases runs out; INT64_MAX: there are none. */
 extern int64_t outbox_slots_next_expiry(const SlotTable *table);
@@ -82,7 +82,7 @@ extern void outbox_slots_revoke(SlotTable *table, int place);
 extern uint64_t outbox_slots_mask(const SlotTable *table, int place, int64_t epoch);
 
 /* How many free slots the member may claim now. */
-extern int outbox_slots_claimable(const SlotTable *table, int place, int64_t epoch);
+extern int	outbox_slots_claimable(const SlotTable *table, int place, int64_t epoch);
 
 /*
  * Claims them: up to the fair share. Whoever gains a slot knows nothing of its

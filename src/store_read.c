@@ -214,11 +214,15 @@ take_predecessors(Reader *reader, int child, int64 aggregate, int64 position)
 						 BackwardScanDirection);
 	for (; scan.tuple != NULL && !outbox_tracker_is_seen(reader->relay->tracker, outbox_log_scan_position(&scan));
 		 outbox_log_scan_next(&scan))
+	{
+		outbox_membership_tick(reader->relay);
 		found = lcons(heap_copytuple(scan.tuple), found);
+	}
 	foreach(cell, found)
 	{
 		HeapTuple	tuple = lfirst(cell);
 
+		outbox_membership_tick(reader->relay);
 		(void) see(reader, outbox_log_scan_int64(&scan, tuple, LOG_POSITION, 0));
 		hand_on(reader, &scan, tuple);
 	}
@@ -272,6 +276,7 @@ read_range(Reader *reader, int64 lo, int64 hi)
 			break;
 		}
 		CHECK_FOR_INTERRUPTS();
+		outbox_membership_tick(reader->relay);
 		take_row(reader, &scan);
 		reader->budget--;
 	}
@@ -390,6 +395,7 @@ refill_one(Reader *reader, const ScheduleRefill *refill)
 		more = scan.tuple != NULL && outbox_tracker_is_seen(relay->tracker, outbox_log_scan_position(&scan));
 		if (!more || added == refill->max_events || (added > 0 && !outbox_schedule_has_room(relay->schedule)))
 			break;
+		outbox_membership_tick(relay);
 		note_commit(reader, scan.tuple);
 		event = &outbox_log_scan_event(&scan, scan.tuple, relay->row_context)->schedule;
 		if (outbox_schedule_refill_add(relay->schedule, event) == SCHEDULE_NO_MEMORY)

@@ -196,6 +196,13 @@ ok(wait_shares(3), 'and is replaced');
 ok(stop_load(), 'no more load');
 ok(wait_all_published(), 'everything is published');
 
+# Each event has one owner: what one relay publishes, no other does.
+sub published { my $sum = 0; $sum += $_->{published} foreach relays($db); return $sum }
+my $so_far = published();
+probe() foreach 1 .. 5;
+ok(wait_all_published(), '320 events are published');
+is(published() - $so_far, 320, 'each by one relay');
+
 # ------------------------------------------------------- frozen while it records something
 
 # Acknowledgements are facts: nobody needs to wait for the one who records them.

@@ -14,7 +14,7 @@ static uint64_t random_state;
 static uint64_t
 next_random(void)
 {
-	uint64_t x = random_state += UINT64_C(0x9e3779b97f4a7c15);
+	uint64_t	x = random_state += UINT64_C(0x9e3779b97f4a7c15);
 
 	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
 	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -36,7 +36,7 @@ count(uint64_t mask)
 static SlotTable *
 new_table(void)
 {
-	SlotTable *table = calloc(1, sizeof(SlotTable));
+	SlotTable  *table = calloc(1, sizeof(SlotTable));
 
 	outbox_slots_reset(table);
 	return table;
@@ -47,9 +47,9 @@ new_table(void)
 static void
 test_one_member(void)
 {
-	SlotTable *table = new_table();
-	int64_t epoch = outbox_slots_join(table, 0, 100, 1000, 7);
-	int64_t second;
+	SlotTable  *table = new_table();
+	int64_t		epoch = outbox_slots_join(table, 0, 100, 1000, 7);
+	int64_t		second;
 
 	ok(epoch == 7, "the first epoch is the hint");
 	ok(outbox_slots_join(table, 0, 100, 1000, 9) == 0, "a taken place is not given");
@@ -69,9 +69,9 @@ test_one_member(void)
 static void
 test_lease(void)
 {
-	SlotTable *table = new_table();
-	int64_t first = outbox_slots_join(table, 2, 100, 1000, 1);
-	int64_t other = outbox_slots_join(table, 5, 200, 1000, 1);
+	SlotTable  *table = new_table();
+	int64_t		first = outbox_slots_join(table, 2, 100, 1000, 1);
+	int64_t		other = outbox_slots_join(table, 5, 200, 1000, 1);
 
 	outbox_slots_claim(table, 2, first);
 	ok(outbox_slots_next_expiry(table) == 1100, "the next lease to end");
@@ -95,10 +95,10 @@ test_lease(void)
 static void
 test_watermark(void)
 {
-	SlotTable *table = new_table();
-	int64_t a = outbox_slots_join(table, 0, 100, 0, 1);
-	int64_t b;
-	uint64_t excess;
+	SlotTable  *table = new_table();
+	int64_t		a = outbox_slots_join(table, 0, 100, 0, 1);
+	int64_t		b;
+	uint64_t	excess;
 
 	ok(outbox_slots_watermark(table) == 0, "no owner, no watermark");
 	outbox_slots_claim(table, 0, a);
@@ -125,19 +125,19 @@ test_watermark(void)
 
 typedef struct Known
 {
-	int place;
-	int64_t epoch;
-	bool valid;
+	int			place;
+	int64_t		epoch;
+	bool		valid;
 } Known;
 
 /* The test's own idea of who owns what. */
 typedef struct Model
 {
-	SlotTable *table;
-	int64_t now;
-	Known known[200]; /* memberships of all times */
-	int known_count;
-	uint64_t mask[OUTBOX_MAX_RELAYS]; /* as the calls returned them */
+	SlotTable  *table;
+	int64_t		now;
+	Known		known[200]; /* memberships of all times */
+	int			known_count;
+	uint64_t	mask[OUTBOX_MAX_RELAYS]; /* as the calls returned them */
 } Model;
 
 static Known *
@@ -154,9 +154,9 @@ valid_at(Model *model, int place)
 static void
 join_somewhere(Model *model)
 {
-	int place = below(OUTBOX_MAX_RELAYS);
-	bool taken = valid_at(model, place) != NULL;
-	int64_t epoch = outbox_slots_join(model->table, place, 1 + below(1000), model->now, below(50));
+	int			place = below(OUTBOX_MAX_RELAYS);
+	bool		taken = valid_at(model, place) != NULL;
+	int64_t		epoch = outbox_slots_join(model->table, place, 1 + below(1000), model->now, below(50));
 
 	if (taken != (epoch == 0))
 		abort();
@@ -187,8 +187,8 @@ end_membership(Model *model, Known *known)
 static void
 try_in_vain(Model *model, const Known *known)
 {
-	SlotTable before = *model->table;
-	SlotTable *table = model->table;
+	SlotTable	before = *model->table;
+	SlotTable  *table = model->table;
 
 	if (outbox_slots_renew(table, known->place, known->epoch, 1000, model->now) ||
 		outbox_slots_set_watermark(table, known->place, known->epoch, 1) ||
@@ -206,7 +206,7 @@ try_in_vain(Model *model, const Known *known)
 static void
 revoke_expired(Model *model)
 {
-	int place = outbox_slots_expired(model->table, 0, model->now);
+	int			place = outbox_slots_expired(model->table, 0, model->now);
 	SlotMember *member;
 
 	if (place < 0)
@@ -221,8 +221,8 @@ revoke_expired(Model *model)
 static void
 claim(Model *model, const Known *known)
 {
-	int wanted = outbox_slots_claimable(model->table, known->place, known->epoch);
-	uint64_t mask = outbox_slots_claim(model->table, known->place, known->epoch);
+	int			wanted = outbox_slots_claimable(model->table, known->place, known->epoch);
+	uint64_t	mask = outbox_slots_claim(model->table, known->place, known->epoch);
 
 	if (count(mask) - count(model->mask[known->place]) != wanted || (mask & model->mask[known->place]) != model->mask[known->place])
 		abort();
@@ -232,7 +232,7 @@ claim(Model *model, const Known *known)
 static void
 give_back(Model *model, const Known *known)
 {
-	uint64_t excess = outbox_slots_excess(model->table, known->place, known->epoch);
+	uint64_t	excess = outbox_slots_excess(model->table, known->place, known->epoch);
 
 	if ((excess & ~model->mask[known->place]) != 0)
 		abort();
@@ -243,7 +243,7 @@ give_back(Model *model, const Known *known)
 static void
 step(Model *model)
 {
-	Known *known = model->known_count == 0 ? NULL : &model->known[below(model->known_count)];
+	Known	   *known = model->known_count == 0 ? NULL : &model->known[below(model->known_count)];
 
 	model->now += below(20);
 	if (known == NULL || below(10) == 0)
@@ -284,12 +284,12 @@ step(Model *model)
 static bool
 agrees(Model *model)
 {
-	uint64_t all = 0;
+	uint64_t	all = 0;
 
 	for (int place = 0; place < OUTBOX_MAX_RELAYS; place++)
 	{
-		Known *known = valid_at(model, place);
-		uint64_t mask = known == NULL ? 0 : outbox_slots_mask(model->table, place, known->epoch);
+		Known	   *known = valid_at(model, place);
+		uint64_t	mask = known == NULL ? 0 : outbox_slots_mask(model->table, place, known->epoch);
 
 		if (mask != model->mask[place] || (mask & all) != 0)
 			return false;
@@ -307,12 +307,12 @@ agrees(Model *model)
 static int
 settle(Model *model)
 {
-	int changes = 0;
+	int			changes = 0;
 
 	for (int idle = 0; idle < 2000; idle++)
 	{
-		Known *known = &model->known[below(model->known_count)];
-		uint32_t generation = model->table->generation;
+		Known	   *known = &model->known[below(model->known_count)];
+		uint32_t	generation = model->table->generation;
 
 		if (!known->valid)
 			continue;
@@ -334,9 +334,9 @@ settle(Model *model)
 static bool
 is_fair(Model *model, int *members)
 {
-	uint64_t all = 0;
-	int low = OUTBOX_SLOTS;
-	int high = 0;
+	uint64_t	all = 0;
+	int			low = OUTBOX_SLOTS;
+	int			high = 0;
 
 	*members = 0;
 	for (int place = 0; place < OUTBOX_MAX_RELAYS; place++)
@@ -354,12 +354,12 @@ is_fair(Model *model, int *members)
 static void
 test_random(uint64_t seed)
 {
-	Model model = {.table = new_table()};
-	bool agreed = true;
-	bool fair = true;
-	int most = 0;
-	int members = 0;
-	int seen = 0;
+	Model		model = {.table = new_table()};
+	bool		agreed = true;
+	bool		fair = true;
+	int			most = 0;
+	int			members = 0;
+	int			seen = 0;
 
 	random_state = seed;
 	for (int i = 0; i < 2000 && agreed && fair; i++)
@@ -368,7 +368,7 @@ test_random(uint64_t seed)
 		agreed = agrees(&model);
 		if (i % 100 == 99 && model.known_count > 0)
 		{
-			int changes = settle(&model);
+			int			changes = settle(&model);
 
 			most = changes > most ? changes : most;
 			fair = is_fair(&model, &members);
@@ -385,15 +385,15 @@ test_random(uint64_t seed)
 static void
 test_growth(void)
 {
-	Model model = {.table = new_table()};
-	bool fair = true;
-	int members;
+	Model		model = {.table = new_table()};
+	bool		fair = true;
+	int			members;
 
 	random_state = 42;
 	for (int place = 0; place < OUTBOX_MAX_RELAYS && fair; place++)
 	{
-		uint64_t before[OUTBOX_MAX_RELAYS];
-		int moved = 0;
+		uint64_t	before[OUTBOX_MAX_RELAYS];
+		int			moved = 0;
 
 		memcpy(before, model.mask, sizeof(before));
 		model.known[place] = (Known) {place, outbox_slots_join(model.table, place, 1, 0, 0), true};
@@ -418,8 +418,8 @@ test_growth(void)
 int
 main(void)
 {
-	bool hit[OUTBOX_SLOTS] = {false};
-	int hits = 0;
+	bool		hit[OUTBOX_SLOTS] = {false};
+	int			hits = 0;
 
 	test_one_member();
 	test_lease();
