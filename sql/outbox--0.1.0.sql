@@ -38,8 +38,8 @@ COMMENT ON TABLE outbox.log IS 'the events, insert-only; read it through outbox.
 CREATE TABLE outbox.ledger (
     bucket     bigint      NOT NULL,
     settled_at timestamptz NOT NULL,
-    epoch      bigint      NOT NULL,         -- start of the relay that settled, microseconds since 2000-01-01
-    relay      smallint    NOT NULL,
+    epoch      bigint      NOT NULL,         -- of the relay that settled: rises with each relay that starts
+    relay      smallint    NOT NULL,         -- its number
     lo         smallint    NOT NULL,
     hi         smallint    NOT NULL,
     bits       bytea
@@ -184,15 +184,16 @@ COMMENT ON FUNCTION outbox.enqueue_many IS
 
 CREATE FUNCTION outbox.status(
     OUT database name, OUT pid integer, OUT state text, OUT since timestamptz, OUT server text, OUT stream text,
-    OUT backlog bigint, OUT oldest_pending_age interval, OUT in_flight bigint, OUT published bigint, OUT last_error text)
+    OUT backlog bigint, OUT oldest_pending_age interval, OUT in_flight bigint, OUT published bigint, OUT last_error text,
+    OUT relay integer, OUT slots integer)
 RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_status';
 COMMENT ON FUNCTION outbox.status() IS
-'one row per relay, from shared memory; backlog is exact once the relay has read everything, an upper bound before';
+'one row per relay, from shared memory; backlog is exact once the relay has read everything, an upper bound before; slots: how many of the 64 shares of the aggregates are its own';
 
 CREATE FUNCTION outbox.in_flight_positions()
 RETURNS SETOF bigint LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_in_flight_positions';
 COMMENT ON FUNCTION outbox.in_flight_positions() IS
-'positions of this database that the relay has handed to the broker and not recorded as published yet';
+'positions of this database that relays have handed to the broker and not recorded as published yet';
 
 CREATE FUNCTION outbox.settled_at("position" bigint)
 RETURNS timestamptz LANGUAGE c STABLE STRICT PARALLEL SAFE COST 2 AS 'MODULE_PATHNAME', 'outbox_settled_at';

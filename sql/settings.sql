@@ -45,7 +45,7 @@ SELECT regexp_replace(pg_temp.attempt('SET ' || s), '\((\d+)( \w+)? \.\. (\d+)( 
     'outbox.ack_timeout = 99', 'outbox.connect_timeout = 60001', 'outbox.retry_base_delay = 0', 'outbox.retry_max_delay = ''2d''', 'outbox.relay_memory = ''1kB''',
     'outbox.stream_create = maybe']) s;
 SELECT pg_temp.attempt('SET ' || s) FROM unnest(ARRAY['outbox.max_payload = ''1kB''', 'outbox.ack_timeout = ''1h''', 'outbox.relay_memory = ''1MB''', 'outbox.retry_max_delay = ''1d''']) s;
-SELECT pg_temp.attempt('SET ' || s) FROM unnest(ARRAY['outbox.max_open_aggregates = 5000', 'outbox.max_databases = 2']) s;
+SELECT pg_temp.attempt('SET ' || s) FROM unnest(ARRAY['outbox.max_open_aggregates = 5000', 'outbox.max_databases = 2', 'outbox.workers = 2', 'outbox.lease_ttl = ''5s''']) s;
 
 -- a name that doesn't exist is refused, not kept
 SELECT pg_temp.attempt('SET outbox.nats_ulr = ''x''');

@@ -268,7 +268,7 @@ skip_value(Cursor *cursor)
 /* Calls member() for each member of an object, which must read its value. */
 static bool
 take_object(Cursor *cursor, AckReply *reply,
-			bool (*member) (Cursor *cursor, const char *key, AckReply *reply))
+			bool (*member)(Cursor *cursor, const char *key, AckReply *reply))
 {
 	char		key[16];
 	bool		cut;

@@ -271,7 +271,7 @@ wait_and_take(uint64 key, uint64 self, uint64 holder)
 
 typedef struct WaitContext
 {
-	const char *(*describe) (void *arg, int index);
+	const char *(*describe)(void *arg, int index);
 	void	   *arg;
 	int			index;
 } WaitContext;
@@ -303,7 +303,7 @@ take_from_lock_manager(uint64 key)
  */
 void
 outbox_aggregate_lock_acquire(const uint64 *keys, int count,
-							  const char *(*describe) (void *arg, int index), void *arg)
+							  const char *(*describe)(void *arg, int index), void *arg)
 {
 	uint64		self = U64FromFullTransactionId(GetTopFullTransactionId());
 	WaitContext context = {describe, arg, 0};

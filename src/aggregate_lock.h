@@ -12,7 +12,7 @@ extern Size outbox_aggregate_lock_shmem_size(void);
 extern void outbox_aggregate_lock_shmem_init(int tranche);
 
 extern void outbox_aggregate_lock_acquire(const uint64 *keys, int count,
-										  const char *(*describe) (void *arg, int index), void *arg);
+										  const char *(*describe)(void *arg, int index), void *arg);
 extern int64 outbox_aggregate_lock_note_position(uint64 key, int64 position);
 extern void outbox_aggregate_lock_release_all(void);
 extern void outbox_aggregate_lock_leave(void);

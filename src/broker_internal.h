@@ -197,7 +197,7 @@ typedef struct BrokerLink
 /* broker_text.c */
 extern int64_t broker_now_us(void);
 extern int64_t broker_wall_us(void);
-extern void broker_text(char *target, const char *format,...) __attribute__((format(printf, 2, 3)));
+extern void broker_text(char *target, const char *format, ...) __attribute__((format(printf, 2, 3)));
 extern const char *broker_nats_error(natsStatus status);
 extern BrokerSettings *broker_settings_create(const BrokerConfig *config);
 extern BrokerSettings *broker_settings_hold(BrokerSettings *settings);
@@ -208,7 +208,7 @@ extern BrokerPost *broker_post_hold(BrokerPost *post);
 extern void broker_post_release(BrokerPost *post);
 extern bool broker_post_wait(BrokerPost *post, int grace_ms);
 extern void broker_wake(int event_fd);
-extern bool broker_thread_start(pthread_t *thread, void *(*start) (void *), void *argument);
+extern bool broker_thread_start(pthread_t *thread, void *(*start)(void *), void *argument);
 
 /* broker_attempt.c */
 extern BrokerAttempt *broker_attempt_start(BrokerPost *post, BrokerSettings *settings, bool connect);

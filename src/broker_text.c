@@ -74,7 +74,7 @@ mask_credentials(char *text)
 
 /* printf into a buffer of BROKER_TEXT_SIZE, cut, masked and printable. */
 void
-broker_text(char *target, const char *format,...)
+broker_text(char *target, const char *format, ...)
 {
 	char		long_text[4 * BROKER_TEXT_SIZE];
 	va_list		arguments;
@@ -330,7 +330,7 @@ broker_wake(int event_fd)
  * mask is: signal handlers of the host process must not run on it.
  */
 bool
-broker_thread_start(pthread_t *thread, void *(*start) (void *), void *argument)
+broker_thread_start(pthread_t *thread, void *(*start)(void *), void *argument)
 {
 	pthread_attr_t attributes;
 	sigset_t	all;

@@ -2,7 +2,7 @@
  * clock.c
  *	  The relay's clock: microseconds since some start, never set back.
  *
- * Waits, timeouts and the turn among ready heads go by CLOCK_BOOTTIME, so that
+ * Waits, timeouts, leases and the turn among ready heads go by CLOCK_BOOTTIME, so that
  * an administrator or NTP who sets the clock neither delays nor hurries them.
  * Only what a user gave as a point in time (not_before, next_attempt_at) is
  * converted, by the distance of the two clocks; when that changes, waits are
@@ -13,6 +13,10 @@
 #include <time.h>
 
 #include "common/int.h"
+
+#ifndef CLOCK_BOOTTIME
+#define CLOCK_BOOTTIME CLOCK_MONOTONIC
+#endif
 
 /* A smaller step of the system's clock is not worth looking at the waits again. */
 #define STEP_US INT64CONST(500000)

@@ -32,6 +32,7 @@
 #include "aggregate_lock.h"
 #include "feed.h"
 #include "log.h"
+#include "ownership.h"
 
 /* In pg_locks: locktype advisory, objsubid 102. */
 #define LOCK_CLASS_PREPARE_DATABASE 102
@@ -294,6 +295,7 @@ outbox_database_attach(const OutboxCatalog *objects)
 	if (pg_atomic_read_u32(&database->ready_for) != objects->sequence)
 	{
 		prepare_slot(database);
+		outbox_ownership_reset(database);
 		pg_write_barrier();
 		pg_atomic_write_u32(&database->ready_for, objects->sequence);
 	}

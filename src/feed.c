@@ -13,7 +13,8 @@
  * position after our push, and the watermark sees us in one place at least.
  *
  * The callbacks allocate nothing, attach nothing and raise nothing: an error
- * in a commit callback would take the whole server down.
+ * in a commit callback would take the whole server down. The ring itself is in
+ * feed_ring.c.
  */
 #include "feed.h"
 
@@ -131,31 +132,6 @@ outbox_feed_extension_changes(bool dropped)
 /* -------------------------------------------------------------- callbacks */
 
 static void
-push(OutboxDatabase *database, const OutboxRange *range)
-{
-#ifdef OUTBOX_TEST_POINTS
-	uint32		size = outbox_test_feed_size;
-#else
-	uint32		size = OUTBOX_FEED_SIZE;
-#endif
-
-	SpinLockAcquire(&database->feed_mutex);
-	if (database->overflow)
-	{
-		database->overflow_range.lo = Min(database->overflow_range.lo, range->lo);
-		database->overflow_range.hi = Max(database->overflow_range.hi, range->hi);
-	}
-	else if (database->feed_head - database->feed_tail < size)
-		database->feed[database->feed_head++ % OUTBOX_FEED_SIZE] = *range;
-	else
-	{
-		database->overflow = true;
-		database->overflow_range = *range;
-	}
-	SpinLockRelease(&database->feed_mutex);
-}
-
-static void
 clear_bound(void)
 {
 	pg_atomic_write_u64(&outbox_shared->backends[OUTBOX_MY_BACKEND_INDEX].bound, 0);
@@ -170,8 +146,8 @@ tell_extension_changes(void)
 
 	if (dropped_extension && database != NULL)
 	{
-		pg_atomic_write_u32(&database->must_leave, 1);
-		outbox_shmem_wake_relay(database);
+		pg_atomic_fetch_add_u32(&database->leave_calls, 1);
+		outbox_shmem_wake_relays(database);
 	}
 	pg_atomic_fetch_add_u32(&outbox_shared->database_hint, 1);
 	outbox_shmem_wake_launcher();
@@ -189,11 +165,11 @@ at_commit(void)
 
 	OUTBOX_TEST_POINT("visible");
 	for (int i = 0; i < run_count; i++)
-		push(database, &runs[i]);
+		outbox_feed_push(database, &runs[i]);
 	OUTBOX_TEST_POINT("pushed");
 	outbox_aggregate_lock_release_all();
 	clear_bound();
-	outbox_shmem_wake_relay(database);
+	outbox_shmem_wake_relays(database);
 }
 
 static void
@@ -242,7 +218,7 @@ free_prepared_entry(void)
 			continue;
 		database = outbox_shmem_find(entry->dboid);
 		for (int r = 0; database != NULL && r < entry->run_count; r++)
-			push(database, &entry->runs[r]);
+			outbox_feed_push(database, &entry->runs[r]);
 		entry->xid = InvalidFullTransactionId;
 		return entry;
 	}
@@ -316,51 +292,6 @@ outbox_feed_xact_callback(XactEvent event, void *arg)
 
 /* ------------------------------------------------------------------ relay */
 
-/* Takes up to max pushed ranges; the overflow range comes after the ring is empty. */
-int
-outbox_feed_drain(OutboxDatabase *database, OutboxRange *ranges, int max)
-{
-	int			count = 0;
-
-	SpinLockAcquire(&database->feed_mutex);
-	while (count < max && database->feed_tail != database->feed_head)
-		ranges[count++] = database->feed[database->feed_tail++ % OUTBOX_FEED_SIZE];
-	if (count < max && database->overflow)
-	{
-		ranges[count++] = database->overflow_range;
-		database->overflow = false;
-	}
-	SpinLockRelease(&database->feed_mutex);
-	return count;
-}
-
-/* A hint: pushes go on while it is asked. */
-bool
-outbox_feed_is_empty(OutboxDatabase *database)
-{
-	bool		empty;
-
-	SpinLockAcquire(&database->feed_mutex);
-	empty = database->feed_tail == database->feed_head && !database->overflow;
-	SpinLockRelease(&database->feed_mutex);
-	return empty;
-}
-
-/* The lowest position in the ring and the overflow range; PG_INT64_MAX: none. */
-int64
-outbox_feed_lowest_pushed(OutboxDatabase *database)
-{
-	int64		lowest = PG_INT64_MAX;
-
-	SpinLockAcquire(&database->feed_mutex);
-	for (uint32 i = database->feed_tail; i != database->feed_head; i++)
-		lowest = Min(lowest, database->feed[i % OUTBOX_FEED_SIZE].lo);
-	if (database->overflow)
-		lowest = Min(lowest, database->overflow_range.lo);
-	SpinLockRelease(&database->feed_mutex);
-	return lowest;
-}
-
 /* The lowest bound that open transactions have announced; PG_INT64_MAX: none. */
 int64
 outbox_feed_lowest_bound(OutboxDatabase *database)
@@ -381,17 +312,17 @@ outbox_feed_lowest_bound(OutboxDatabase *database)
 }
 
 /*
- * Takes the runs of prepared transactions that have ended, committed or not:
- * of aborted ones nothing is visible. *more: another call has more to take.
+ * Pushes the runs of prepared transactions that have ended, committed or not:
+ * of aborted ones nothing is visible. Before a relay drains the ring, so that
+ * it gets what it, or another relay, has collected. True if there were any.
  */
-int
-outbox_feed_collect_prepared(OutboxDatabase *database, OutboxRange *ranges, int max, bool *more)
+bool
+outbox_feed_collect_prepared(OutboxDatabase *database)
 {
-	int			count = 0;
+	bool		any = false;
 
-	*more = false;
 	if (outbox_shared->prepared_count == 0)
-		return 0;
+		return false;
 	LWLockAcquire(&outbox_shared->prepared_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < outbox_shared->prepared_count; i++)
 	{
@@ -399,17 +330,13 @@ outbox_feed_collect_prepared(OutboxDatabase *database, OutboxRange *ranges, int 
 
 		if (!FullTransactionIdIsValid(entry->xid) || entry->dboid != database->dboid || !is_over(entry))
 			continue;
-		if (count + entry->run_count > max)
-		{
-			*more = true;
-			break;
-		}
-		memcpy(&ranges[count], entry->runs, entry->run_count * sizeof(OutboxRange));
-		count += entry->run_count;
+		for (int r = 0; r < entry->run_count; r++)
+			outbox_feed_push(database, &entry->runs[r]);
 		entry->xid = InvalidFullTransactionId;
+		any = true;
 	}
 	LWLockRelease(&outbox_shared->prepared_lock);
-	return count;
+	return any;
 }
 
 /* The lowest position of a prepared transaction; PG_INT64_MAX: none. */

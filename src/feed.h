@@ -16,12 +16,17 @@ extern void outbox_feed_raise_max_assigned(OutboxDatabase *database, int64 posit
 extern void outbox_feed_extension_changes(bool dropped);
 extern void outbox_feed_xact_callback(XactEvent event, void *arg);
 
+/* The ring, feed_ring.c. */
+extern void outbox_feed_push(OutboxDatabase *database, const OutboxRange *range);
+extern void outbox_feed_attach_reader(OutboxDatabase *database, int place);
+extern void outbox_feed_detach_reader(OutboxDatabase *database, int place);
+extern int outbox_feed_drain(OutboxDatabase *database, int place, OutboxRange *ranges, int max);
+extern bool outbox_feed_is_empty(OutboxDatabase *database, int place);
+extern int64 outbox_feed_lowest_pushed(OutboxDatabase *database, int place);
+
 /* Relay side. */
-extern int	outbox_feed_drain(OutboxDatabase *database, OutboxRange *ranges, int max);
-extern bool outbox_feed_is_empty(OutboxDatabase *database);
-extern int64 outbox_feed_lowest_pushed(OutboxDatabase *database);
 extern int64 outbox_feed_lowest_bound(OutboxDatabase *database);
-extern int	outbox_feed_collect_prepared(OutboxDatabase *database, OutboxRange *ranges, int max, bool *more);
+extern bool outbox_feed_collect_prepared(OutboxDatabase *database);
 extern int64 outbox_feed_lowest_prepared(OutboxDatabase *database, bool *any);
 
 /* After a restart. */

@@ -1,16 +1,19 @@
 /*
  * launcher.c
- *	  Starts a relay in every database that has the extension, and again when
- *	  it has died.
+ *	  Keeps outbox.workers relays at work in every database that has the
+ *	  extension.
  *
  * The launcher is connected to no database: it reads pg_database and starts a
  * dynamic worker in each database it doesn't know yet; a relay that finds no
  * extension leaves again, and is not tried there until somebody creates an
  * extension. Relays are never restarted by the postmaster, so that a dropped
- * database can't make one loop.
+ * database can't make one loop. For each of a database's places for relays:
  *
- *	  waiting --time--> running --it was asked to leave, or failed--> waiting
- *	                       '--it found no extension--> absent --hint--> waiting
+ *	  free --a relay is wanted--> running --it has ended--> free
+ *
+ * with a pause before the next start if it failed. A relay that lost its
+ * membership (it stands still, and its lease has run out) keeps its place until
+ * its process has gone, and another place gets the relay that is wanted.
  *
  * It runs only after recovery: a standby gets its relays at promotion.
  */
@@ -23,22 +26,19 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_database.h"
-#include "commands/dbcommands.h"
-#include "commands/defrem.h"
 #include "miscadmin.h"
-#include "nodes/parsenodes.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "tcop/tcopprot.h"
-#include "utils/acl.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "launcher.h"
+#include "ownership.h"
 
 #define SCAN_MS 5000
 #define RESTART_BASE_US INT64CONST(500000)
@@ -49,36 +49,40 @@
 #define MAX_STARTING 2
 #define PROBE_US INT64CONST(100000)
 #define COMPLAINT_US INT64CONST(60000000)
-/* How long a relay stays away from a database that is being dropped, moved or copied. */
-#define STAY_AWAY_US INT64CONST(10000000)
-#define WAIT_FOR_LEAVE_MS 5000
+/* Looking again for a lease that has run out, when its holder couldn't be revoked. */
+#define REVOKE_US INT64CONST(250000)
 
 typedef struct Place
 {
-	Oid			dboid;
-	bool		exists;			/* seen in the last scan */
-	bool		absent;			/* looked into: no extension */
-	uint32		hint;			/* OutboxShared.database_hint before that */
-	BackgroundWorkerHandle *relay;	/* NULL: none running */
+	BackgroundWorkerHandle *relay; /* NULL: none that this launcher has started */
 	int			report;			/* where that relay reports */
+	uint32		hint;			/* OutboxShared.database_hint before it was started */
 	TimestampTz started;
 	TimestampTz not_before;
 	int			failures;
 } Place;
 
-static Place *places = NULL;
-static int	place_count = 0;
-static int	place_space = 0;
+typedef struct Database
+{
+	Oid			dboid;
+	bool		exists;			/* seen in the last scan */
+	bool		absent;			/* looked into: no extension */
+	Place		places[OUTBOX_SERVER_RELAYS];
+} Database;
+
+static Database *databases = NULL;
+static int database_count = 0;
+static int database_space = 0;
 
 /* ------------------------------------------------------------- databases */
 
-static Place *
-find_place(Oid dboid)
+static Database *
+find_database(Oid dboid)
 {
-	for (int i = 0; i < place_count; i++)
+	for (int i = 0; i < database_count; i++)
 	{
-		if (places[i].dboid == dboid)
-			return &places[i];
+		if (databases[i].dboid == dboid)
+			return &databases[i];
 	}
 	return NULL;
 }
@@ -86,23 +90,34 @@ find_place(Oid dboid)
 static void
 see_database(Oid dboid)
 {
-	Place	   *place = find_place(dboid);
+	Database   *database = find_database(dboid);
 
-	if (place == NULL)
+	if (database == NULL)
 	{
-		if (place_count == place_space)
+		if (database_count == database_space)
 		{
-			place_space = Max(16, place_space * 2);
-			if (places == NULL)
-				places = MemoryContextAlloc(TopMemoryContext, place_space * sizeof(Place));
+			database_space = Max(16, database_space * 2);
+			if (databases == NULL)
+				databases = MemoryContextAlloc(TopMemoryContext, database_space * sizeof(Database));
 			else
-				places = repalloc(places, place_space * sizeof(Place));
+				databases = repalloc(databases, database_space * sizeof(Database));
 		}
-		place = &places[place_count++];
-		memset(place, 0, sizeof(Place));
-		place->dboid = dboid;
+		database = &databases[database_count++];
+		memset(database, 0, sizeof(Database));
+		database->dboid = dboid;
 	}
-	place->exists = true;
+	database->exists = true;
+}
+
+static bool
+has_relays(const Database *database)
+{
+	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
+	{
+		if (database->places[i].relay != NULL)
+			return true;
+	}
+	return false;
 }
 
 static void
@@ -110,14 +125,14 @@ forget_gone_databases(void)
 {
 	int			kept = 0;
 
-	for (int i = 0; i < place_count; i++)
+	for (int i = 0; i < database_count; i++)
 	{
-		if (places[i].exists || places[i].relay != NULL)
-			places[kept++] = places[i];
+		if (databases[i].exists || has_relays(&databases[i]))
+			databases[kept++] = databases[i];
 		else
-			outbox_shmem_free(places[i].dboid);
+			outbox_shmem_free(databases[i].dboid);
 	}
-	place_count = kept;
+	database_count = kept;
 }
 
 /* Reads pg_database: every database one can connect to, except templates. */
@@ -128,8 +143,8 @@ scan_databases(void)
 	TableScanDesc scan;
 	HeapTuple	tuple;
 
-	for (int i = 0; i < place_count; i++)
-		places[i].exists = false;
+	for (int i = 0; i < database_count; i++)
+		databases[i].exists = false;
 
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
@@ -137,10 +152,10 @@ scan_databases(void)
 	scan = table_beginscan_catalog(relation, 0, NULL);
 	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
 	{
-		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
+		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
-		if (database->datallowconn && !database->datistemplate)
-			see_database(database->oid);
+		if (form->datallowconn && !form->datistemplate)
+			see_database(form->oid);
 	}
 	table_endscan(scan);
 	table_close(relation, AccessShareLock);
@@ -156,30 +171,39 @@ report_of(const Place *place)
 	return pg_atomic_read_u32(&outbox_shared->reports[place->report]);
 }
 
+/* A relay has ended. */
+static void
+reap(Database *database, Place *place, TimestampTz now, uint32 hint)
+{
+	pfree(place->relay);
+	place->relay = NULL;
+	/* An extension may have been created while it looked. */
+	database->absent = report_of(place) == OUTBOX_REPORT_ABSENT && place->hint == hint;
+	if (report_of(place) == OUTBOX_REPORT_ASKED || now - place->started > HEALTHY_US)
+	{
+		place->failures = 0;
+		place->not_before = now;
+	}
+	else
+	{
+		place->not_before = now + Min(RESTART_BASE_US << Min(place->failures, 10), RESTART_MAX_US);
+		place->failures++;
+	}
+}
+
 /* Takes note of relays that have ended. */
 static void
-reap(TimestampTz now, uint32 hint)
+reap_all(TimestampTz now, uint32 hint)
 {
-	for (int i = 0; i < place_count; i++)
+	for (int i = 0; i < database_count; i++)
 	{
-		Place	   *place = &places[i];
-		pid_t		pid;
+		for (int p = 0; p < OUTBOX_SERVER_RELAYS; p++)
+		{
+			Place	   *place = &databases[i].places[p];
+			pid_t pid;
 
-		if (place->relay == NULL || GetBackgroundWorkerPid(place->relay, &pid) != BGWH_STOPPED)
-			continue;
-		pfree(place->relay);
-		place->relay = NULL;
-		/* An extension may have been created while it looked. */
-		place->absent = report_of(place) == OUTBOX_REPORT_ABSENT && place->hint == hint;
-		if (report_of(place) == OUTBOX_REPORT_ASKED || now - place->started > HEALTHY_US)
-		{
-			place->failures = 0;
-			place->not_before = now;
-		}
-		else
-		{
-			place->not_before = now + Min(RESTART_BASE_US << Min(place->failures, 10), RESTART_MAX_US);
-			place->failures++;
+			if (place->relay != NULL && GetBackgroundWorkerPid(place->relay, &pid) == BGWH_STOPPED)
+				reap(&databases[i], place, now, hint);
 		}
 	}
 }
@@ -199,7 +223,7 @@ complain(TimestampTz now)
 }
 
 static bool
-start_relay(Place *place, TimestampTz now)
+start_relay(const Database *database, Place *place, TimestampTz now)
 {
 	static int	next_report = 0;
 	BackgroundWorker worker;
@@ -217,7 +241,7 @@ start_relay(Place *place, TimestampTz now)
 	strlcpy(worker.bgw_function_name, "OutboxRelayMain", sizeof(worker.bgw_function_name));
 	strlcpy(worker.bgw_name, "outbox relay", sizeof(worker.bgw_name));
 	strlcpy(worker.bgw_type, "outbox relay", sizeof(worker.bgw_type));
-	worker.bgw_main_arg = OUTBOX_RELAY_ARG(place->dboid, place->report);
+	worker.bgw_main_arg = OUTBOX_RELAY_ARG(database->dboid, place - database->places, place->report);
 	worker.bgw_notify_pid = MyProcPid;
 	if (!RegisterDynamicBackgroundWorker(&worker, &place->relay))
 	{
@@ -228,54 +252,149 @@ start_relay(Place *place, TimestampTz now)
 	return true;
 }
 
+/* A database's relays, as the launcher and shared memory together know them. */
+typedef struct Census
+{
+	OutboxDatabase *shared;		/* NULL: nobody has used the extension there since the start */
+	int			members;		/* at work */
+	int			healthy;		/* those, and the ones on the way in, or out and not reaped */
+	int			last_member;	/* highest place of a member; -1: none */
+	int			first_free;		/* lowest place without a process; -1: none */
+} Census;
+
+static void
+count_relays(const Database *database, Census *census)
+{
+	*census = (Census) {outbox_shmem_find(database->dboid), 0, 0, -1, -1};
+	if (census->shared != NULL)
+		LWLockAcquire(&census->shared->slots_lock, LW_SHARED);
+	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
+	{
+		bool		is_member = census->shared != NULL && census->shared->slots.members[i].epoch != 0;
+		bool		has_process = census->shared != NULL && pg_atomic_read_u32(&census->shared->places[i].pid) != 0;
+
+		if (is_member)
+		{
+			census->members++;
+			census->last_member = i;
+		}
+		/* A process without membership is one that stands still. */
+		if (is_member || (database->places[i].relay != NULL && !has_process))
+			census->healthy++;
+		if (database->places[i].relay == NULL && !has_process && census->first_free < 0)
+			census->first_free = i;
+	}
+	if (census->shared != NULL)
+		LWLockRelease(&census->shared->slots_lock);
+}
+
+/* No relay may start before this time: the database is being changed. */
+static TimestampTz
+no_relay_before(const Census *census)
+{
+	TimestampTz	result = 0;
+
+	if (census->shared != NULL)
+	{
+		LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+		result = census->shared->no_relay_before;
+		LWLockRelease(&outbox_shared->lock);
+	}
+	return result;
+}
+
+/* More relays than wanted: the last one that isn't on its way yet is to go. */
+static void
+send_away_one(const Census *census)
+{
+	OutboxPlace *place = &census->shared->places[census->last_member];
+
+	if (pg_atomic_read_u32(&place->must_leave) != 0)
+		return;
+	pg_atomic_write_u32(&place->must_leave, 1);
+	outbox_shmem_wake_relays(census->shared);
+}
+
+static int
+count_starting(void)
+{
+	int			starting = 0;
+
+	for (int i = 0; i < database_count; i++)
+	{
+		for (int p = 0; p < OUTBOX_SERVER_RELAYS; p++)
+		{
+			const Place *place = &databases[i].places[p];
+
+			starting += place->relay != NULL && report_of(place) == OUTBOX_REPORT_NONE;
+		}
+	}
+	return starting;
+}
+
 /*
- * No relay may start before this time: the database is being changed, or has
- * a relay that an earlier launcher started.
+ * Starts one relay in a database that has too few, or sends one away. Returns
+ * when to look again.
  */
 static TimestampTz
-no_relay_before(Oid dboid, TimestampTz now)
+adjust(Database *database, TimestampTz now, int *starting)
 {
-	OutboxDatabase *database = outbox_shmem_find(dboid);
-	TimestampTz result;
+	TimestampTz	never = now + SCAN_MS * INT64CONST(1000);
+	TimestampTz due;
+	Census		census;
 
-	if (database == NULL)
-		return 0;
-	if (pg_atomic_read_u32(&database->relay_pid) != 0)
-		return now + SCAN_MS * INT64CONST(1000);
-	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
-	result = database->no_relay_before;
-	LWLockRelease(&outbox_shared->lock);
-	return result;
+	if (database->absent || !database->exists)
+		return never;
+	count_relays(database, &census);
+	if (census.members > outbox_workers)
+		send_away_one(&census);
+	/* The first one finds out whether the extension is there at all. */
+	if (census.healthy >= (census.members > 0 ? outbox_workers : Min(outbox_workers, 1)) || census.first_free < 0)
+		return never;
+	due = Max(database->places[census.first_free].not_before, no_relay_before(&census));
+	if (due > now)
+		return due;
+	if (*starting == MAX_STARTING)
+		return now + PROBE_US;
+	if (!start_relay(database, &database->places[census.first_free], now))
+	{
+		complain(now);
+		return now + RESTART_BASE_US * 2;
+	}
+	(*starting)++;
+	/* Perhaps more are wanted. */
+	return outbox_workers > census.healthy + 1 ? now + PROBE_US : never;
 }
 
 /* Starts what is due. Returns when the next start will be due. */
 static TimestampTz
-start_due(TimestampTz now)
+adjust_all(TimestampTz now)
 {
 	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
-	int			starting = 0;
+	int			starting = count_starting();
 
-	for (int i = 0; i < place_count; i++)
-		starting += places[i].relay != NULL && report_of(&places[i]) == OUTBOX_REPORT_NONE;
-	for (int i = 0; i < place_count; i++)
+	for (int i = 0; i < database_count; i++)
+		next = Min(next, adjust(&databases[i], now, &starting));
+	return next;
+}
+
+/* Takes the slots from relays that stand still. Returns when the next lease may run out. */
+static TimestampTz
+watch_leases(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
 	{
-		Place	   *place = &places[i];
-		TimestampTz due;
+		OutboxDatabase *shared = outbox_shmem_find(databases[i].dboid);
+		int64		left;
 
-		if (place->relay != NULL || place->absent || !place->exists)
+		if (shared == NULL)
 			continue;
-		due = Max(place->not_before, no_relay_before(place->dboid, now));
-		if (due > now)
-			next = Min(next, due);
-		else if (starting == MAX_STARTING)
-			next = Min(next, now + PROBE_US);
-		else if (start_relay(place, now))
-			starting++;
-		else
-		{
-			complain(now);
-			next = Min(next, now + RESTART_BASE_US * 2);
-		}
+		outbox_ownership_revoke_expired(shared);
+		left = outbox_ownership_time_to_expiry(shared);
+		if (left < SCAN_MS * INT64CONST(1000))
+			next = Min(next, now + Max(left, REVOKE_US));
 	}
 	return next;
 }
@@ -284,6 +403,18 @@ static void
 leave(int code, Datum arg)
 {
 	pg_atomic_write_u32(&outbox_shared->launcher_pid, 0);
+}
+
+/* Somebody has created an extension somewhere. */
+static void
+look_everywhere(void)
+{
+	for (int i = 0; i < database_count; i++)
+	{
+		databases[i].absent = false;
+		for (int p = 0; p < OUTBOX_SERVER_RELAYS; p++)
+			databases[i].places[p].failures = 0;
+	}
 }
 
 void
@@ -307,6 +438,7 @@ OutboxLauncherMain(Datum main_arg)
 		uint32		hint = pg_atomic_read_u32(&outbox_shared->database_hint);
 		TimestampTz now;
 		TimestampTz next;
+		TimestampTz	lease;
 
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
@@ -316,17 +448,12 @@ OutboxLauncherMain(Datum main_arg)
 		}
 		scan_databases();
 		now = GetCurrentTimestamp();
-		reap(now, hint);
+		reap_all(now, hint);
 		if (hint != seen_hint)
-		{
-			for (int i = 0; i < place_count; i++)
-			{
-				places[i].absent = false;
-				places[i].failures = 0;
-			}
-			seen_hint = hint;
-		}
-		next = start_due(now);
+			look_everywhere();
+		seen_hint = hint;
+		lease = watch_leases(now);
+		next = Min(adjust_all(now), lease);
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
@@ -348,99 +475,4 @@ outbox_launcher_register(void)
 	strlcpy(worker.bgw_name, "outbox launcher", sizeof(worker.bgw_name));
 	strlcpy(worker.bgw_type, "outbox launcher", sizeof(worker.bgw_type));
 	RegisterBackgroundWorker(&worker);
-}
-
-/* --------------------------------------------------- commands on databases */
-
-/* Asks a database's relay to go, and waits until it has. */
-static void
-send_relay_away(Oid dboid)
-{
-	OutboxDatabase *database = outbox_shmem_find(dboid);
-
-	if (database == NULL)
-		return;
-	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
-	if (database->dboid == dboid)
-		database->no_relay_before = GetCurrentTimestamp() + STAY_AWAY_US;
-	LWLockRelease(&outbox_shared->lock);
-	pg_atomic_write_u32(&database->must_leave, 1);
-	outbox_shmem_wake_relay(database);
-	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && pg_atomic_read_u32(&database->relay_pid) != 0; ms += 10)
-	{
-		CHECK_FOR_INTERRUPTS();
-		pg_usleep(10 * 1000);
-	}
-}
-
-static const char *
-string_option(List *options, const char *name)
-{
-	ListCell   *cell;
-
-	foreach(cell, options)
-	{
-		DefElem    *option = lfirst(cell);
-
-		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
-			return defGetString(option);
-	}
-	return NULL;
-}
-
-/*
- * The database that a command wants for itself alone: DROP, RENAME, SET
- * TABLESPACE, CREATE ... TEMPLATE. InvalidOid: none, or the user may not.
- */
-static Oid
-database_wanted(Node *statement)
-{
-	const char *name = NULL;
-	Oid			dboid;
-
-	if (IsA(statement, DropdbStmt))
-		name = ((DropdbStmt *) statement)->dbname;
-	else if (IsA(statement, RenameStmt) && ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
-		name = ((RenameStmt *) statement)->subname;
-	else if (IsA(statement, AlterDatabaseStmt) &&
-			 string_option(((AlterDatabaseStmt *) statement)->options, "tablespace") != NULL)
-		name = ((AlterDatabaseStmt *) statement)->dbname;
-	else if (IsA(statement, CreatedbStmt))
-		name = string_option(((CreatedbStmt *) statement)->options, "template");
-	if (name == NULL)
-		return InvalidOid;
-	dboid = get_database_oid(name, true);
-	if (!OidIsValid(dboid) || !outbox_owns_database(dboid, GetUserId()))
-		return InvalidOid;
-	return dboid;
-}
-
-/*
- * From the utility hook: our relay must not be what a command on its database
- * stumbles over. Returns the database whose relay was sent away, for
- * outbox_launcher_after_utility().
- */
-Oid
-outbox_launcher_before_utility(Node *statement)
-{
-	Oid			dboid = database_wanted(statement);
-
-	if (!OidIsValid(dboid) || dboid == MyDatabaseId)
-		return InvalidOid;
-	send_relay_away(dboid);
-	return dboid;
-}
-
-/* The command has ended: the relay may come back. */
-void
-outbox_launcher_after_utility(Oid dboid)
-{
-	OutboxDatabase *database = OidIsValid(dboid) ? outbox_shmem_find(dboid) : NULL;
-
-	if (database == NULL)
-		return;
-	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
-	database->no_relay_before = 0;
-	LWLockRelease(&outbox_shared->lock);
-	outbox_shmem_wake_launcher();
 }

@@ -34,7 +34,7 @@ at_commit(void)
 	if (database == NULL)
 		return;
 	pg_atomic_fetch_add_u32(&database->requests, 1);
-	outbox_shmem_wake_relay(database);
+	outbox_shmem_wake_relays(database);
 }
 
 /* Registered once per backend, in _PG_init of a preloaded library. */

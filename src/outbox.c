@@ -15,6 +15,7 @@
 
 #include "encode.h"
 #include "feed.h"
+#include "give_way.h"
 #include "launcher.h"
 #include "operators.h"
 
@@ -41,6 +42,8 @@ int outbox_poison_policy;
 bool outbox_preserve_aggregate_order;
 char *outbox_dead_letter_subject;
 int			outbox_relay_memory;
+int outbox_workers;
+int outbox_lease_ttl;
 int			outbox_max_payload;
 int			outbox_max_open_aggregates;
 int			outbox_max_databases;
@@ -206,15 +209,21 @@ define_relay_settings(void)
 							NULL, NULL, NULL);
 }
 
-/* Sizes of shared memory: fixed while the server runs. */
+/* Sizes of shared memory are fixed while the server runs; the others follow a reload. */
 static void
 define_server_settings(void)
 {
+	DefineCustomIntVariable("outbox.workers", "Relays of this server per database.",
+							"They share the aggregates. 0: none, as for a server whose events others publish.",
+							&outbox_workers, 1, 0, OUTBOX_SERVER_RELAYS, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.lease_ttl", "Time after which others take over from a relay that stands still.",
+							"One that ends is replaced at once.",
+							&outbox_lease_ttl, 10000, 1000, 600000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_open_aggregates", "Aggregates with events in open transactions, at most.",
 							"For all databases together; each takes 40 bytes of shared memory once used.",
 							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
-							"Each takes about 150 kB of shared memory.",
+							"Each takes about 230 kB of shared memory.",
 							&outbox_max_databases, 32, 1, 1024, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 #ifdef OUTBOX_TEST_POINTS
 	DefineCustomIntVariable("outbox.test_feed_size", "Ring size, for tests.", NULL,
@@ -260,7 +269,7 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 		ParamListInfo params, QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
 	volatile bool ends_prepared = ends_prepared_transaction(statement->utilityStmt);
-	Oid			dboid = outbox_launcher_before_utility(statement->utilityStmt);
+	Oid			dboid = outbox_give_way_before(statement->utilityStmt);
 
 	PG_TRY();
 	{
@@ -271,21 +280,21 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 	}
 	PG_CATCH();
 	{
-		outbox_launcher_after_utility(dboid);
+		outbox_give_way_after(dboid);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
 
 	/* A dropped database is still in pg_database until the commit: no relay shall look for it. */
 	if (!IsA(statement->utilityStmt, DropdbStmt))
-		outbox_launcher_after_utility(dboid);
+		outbox_give_way_after(dboid);
 	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
 	if (ends_prepared)
 	{
 		OutboxDatabase *database = outbox_shmem_find(MyDatabaseId);
 
 		if (database != NULL)
-			outbox_shmem_wake_relay(database);
+			outbox_shmem_wake_relays(database);
 	}
 }
 

@@ -6,12 +6,15 @@
  * Locking of the shared structures:
  *	- OutboxShared.lock guards the table of databases (which slot belongs to
  *	  which database). Slots are handed out and taken back under it.
- *	- OutboxDatabase.feed_mutex (a spinlock) guards the ring, the overflow
- *	  range and nothing else.
+ *	- OutboxDatabase.slots_lock guards its table of slots, and who comes to and
+ *	  leaves its places. Never wait for a heavyweight lock under it.
+ *	- OutboxDatabase.feed_mutex (a spinlock) guards the ring with its readers
+ *	  and nothing else.
  *	- OutboxDatabase.status_lock guards the texts of the status.
  *	- OutboxShared.prepared_lock guards the array of prepared transactions.
  *	- Fields of type pg_atomic_* are written by the process named beside them
  *	  and read by anyone without a lock.
+ * Whoever needs several takes them in this order: lock, slots_lock, feed_mutex.
  */
 #ifndef OUTBOX_H
 #define OUTBOX_H
@@ -26,6 +29,7 @@
 
 #include "compat.h"
 #include "error_class.h"
+#include "slots.h"
 
 #define OUTBOX_SCHEMA "outbox"
 #define OUTBOX_EXTENSION "outbox"
@@ -36,11 +40,16 @@
 /* Runs of positions that a transaction or a prepared transaction remembers. */
 #define OUTBOX_MAX_RUNS 16
 
-/* Pushed ranges that wait for the relay, per database. */
+/* Pushed ranges that wait for relays, per database. */
 #define OUTBOX_FEED_SIZE 1024
 
-/* Events that may be handed to the broker and not yet settled, per relay. */
+/*
+ * Events that may be handed to the broker and not yet settled: by all relays
+ * of the server together, and by each outside of it.
+ */
 #define OUTBOX_MAX_CLAIMED 16384
+#define OUTBOX_OUTSIDE_CLAIMED 1024
+#define OUTBOX_CLAIMS (OUTBOX_MAX_CLAIMED + (OUTBOX_MAX_RELAYS - OUTBOX_SERVER_RELAYS) * OUTBOX_OUTSIDE_CLAIMED)
 
 #define OUTBOX_TEXT_SIZE 256
 
@@ -62,7 +71,7 @@ typedef enum OutboxRelayState
 	OUTBOX_RELAY_ACTIVE
 } OutboxRelayState;
 
-/* What outbox.status() shows; written by the relay only. */
+/* What outbox.status() shows of a relay; written by it only. */
 typedef struct OutboxRelayStatus
 {
 	OutboxRelayState state;
@@ -71,6 +80,32 @@ typedef struct OutboxRelayStatus
 	char		stream[OUTBOX_TEXT_SIZE];
 	char		last_error[OUTBOX_TEXT_SIZE];
 } OutboxRelayStatus;
+
+/* A place for one relay process. The table of slots knows it by the same number. */
+typedef struct OutboxPlace
+{
+	pg_atomic_uint32 pid;		/* of the process that has it, member or not any more; 0: free */
+	pg_atomic_uint32 procno;	/* valid while pid is set */
+	pg_atomic_uint32 must_leave; /* this relay shall go: there are more than wanted */
+	int			claim_first;	/* its part of claimed[], guarded by slots_lock */
+	int			claim_count;
+
+	OutboxRelayStatus status;	/* guarded by status_lock */
+	pg_atomic_uint64 published; /* acks recorded since the server started */
+	pg_atomic_uint64 known_pending; /* events known to the relay that aren't terminal */
+	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
+	pg_atomic_uint64 in_flight; /* handed to the broker, no answer yet */
+	pg_atomic_uint64 oldest_pending;	/* TimestampTz of the oldest known pending event, 0: none */
+} OutboxPlace;
+
+/* A relay's view of the ring of pushed ranges. */
+typedef struct OutboxFeedReader
+{
+	bool		attached;
+	uint32		tail;			/* next to read */
+	bool		overflow;		/* entries were overwritten before it had read them: */
+	OutboxRange	overflow_range;	/* they are in here */
+} OutboxFeedReader;
 
 /* One database that has, or had, the extension. */
 typedef struct OutboxDatabase
@@ -82,30 +117,24 @@ typedef struct OutboxDatabase
 	pg_atomic_uint32 current_child;
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
 
-	/* Relay and launcher. */
-	pg_atomic_uint32 relay_pid;
-	pg_atomic_uint32 relay_procno;	/* valid while relay_pid is set */
-	pg_atomic_uint32 must_leave;	/* the relay shall go: extension or database changes */
+	/* Relays and launcher. */
+	pg_atomic_uint32 leave_calls; /* raised when all relays shall go: extension or database changes */
 	TimestampTz no_relay_before;	/* guarded by OutboxShared.lock */
+	LWLock		slots_lock;
+	SlotTable	slots;
+	pg_atomic_uint64 watermark;	/* highest one known to be in the table */
 
 	slock_t		feed_mutex;
 	uint32		feed_head;		/* next to write */
-	uint32		feed_tail;		/* next to read */
-	bool		overflow;		/* the ring was full: overflow_range was widened */
-	OutboxRange overflow_range;
 	OutboxRange feed[OUTBOX_FEED_SIZE];
+	OutboxFeedReader readers[OUTBOX_MAX_RELAYS];
 
 	LWLock		status_lock;
-	OutboxRelayStatus status;
 	pg_atomic_uint32 requests;	/* raised when operators have asked for something: store_requests.c */
 	pg_atomic_uint32 careful;	/* the next relay builds each event in a subtransaction: one can't be read */
 	pg_atomic_uint64 errors[OUTBOX_ERROR_CLASSES]; /* failures to publish since the server started */
-	pg_atomic_uint64 published; /* acks recorded since the server started */
-	pg_atomic_uint64 known_pending; /* events known to the relay that aren't terminal */
-	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
-	pg_atomic_uint64 in_flight; /* handed to the broker, no answer yet */
-	pg_atomic_uint64 oldest_pending;	/* TimestampTz of the oldest known pending event, 0: none */
-	pg_atomic_uint64 claimed[OUTBOX_MAX_CLAIMED];	/* positions handed to the broker and not settled, 0: free */
+	OutboxPlace	places[OUTBOX_MAX_RELAYS];
+	pg_atomic_uint64 claimed[OUTBOX_CLAIMS]; /* positions handed to the broker and not settled, 0: free */
 } OutboxDatabase;
 
 /* A backend's promise: it holds no open position below bound. */
@@ -159,7 +188,8 @@ extern void outbox_shmem_install(void);
 extern OutboxDatabase *outbox_shmem_find(Oid dboid);
 extern OutboxDatabase *outbox_shmem_claim(Oid dboid);
 extern void outbox_shmem_free(Oid dboid);
-extern void outbox_shmem_wake_relay(OutboxDatabase *database);
+extern bool outbox_shmem_has_relays(OutboxDatabase *database);
+extern void outbox_shmem_wake_relays(OutboxDatabase *database);
 extern void outbox_shmem_wake_launcher(void);
 
 /* What a failed event means to its successors: outbox.poison_policy. */
@@ -192,6 +222,8 @@ extern int outbox_poison_policy;
 extern bool outbox_preserve_aggregate_order;
 extern char *outbox_dead_letter_subject;
 extern int	outbox_relay_memory;
+extern int outbox_workers;
+extern int outbox_lease_ttl;
 extern int	outbox_max_payload;
 extern int	outbox_max_open_aggregates;
 extern int	outbox_max_databases;

@@ -63,7 +63,7 @@ outbox_outcome_has_room(const OutboxRelay *relay)
 static void
 count_error(OutboxRelay *relay, OutboxErrorClass class, int code, const char *text, const OutboxEvent *event)
 {
-	OutboxRelayStatus *status = &relay->database->status;
+	OutboxRelayStatus *status = &relay->self->status;
 
 	pg_atomic_fetch_add_u64(&relay->database->errors[class], 1);
 	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
@@ -108,7 +108,7 @@ add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *
 static void
 retry(OutboxRelay *relay, OutboxEvent *event, int64 retry_at)
 {
-	outbox_publisher_release_claim(relay, event->claim);
+	outbox_claims_release(relay, event->claim, event->schedule.position);
 	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, event->schedule.failures + 1);
 }
 
@@ -185,7 +185,7 @@ outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 	count_error(relay, class, outcome->code, text, event);
 	if (outcome->kind == BROKER_LOST)
 	{
-		outbox_publisher_release_claim(relay, event->claim);
+		outbox_claims_release(relay, event->claim, event->schedule.position);
 		outbox_schedule_return(relay->schedule, &event->schedule);
 		return;
 	}

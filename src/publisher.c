@@ -63,13 +63,6 @@ outbox_publisher_start(OutboxRelay *relay)
 	sigset_t	saved;
 
 	outbox_flow_reset(&relay->flow, outbox_max_in_flight);
-	relay->free_claims = MemoryContextAlloc(TopMemoryContext, OUTBOX_MAX_CLAIMED * sizeof(int));
-	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
-	{
-		pg_atomic_write_u64(&relay->database->claimed[i], 0);
-		relay->free_claims[relay->free_claim_count++] = i;
-	}
-
 	exiting_relay = relay;
 	on_proc_exit(close_broker, (Datum) 0);
 	block_signals(&saved);
@@ -120,16 +113,6 @@ outbox_publisher_configure(OutboxRelay *relay)
 
 /* ------------------------------------------------------------- outcomes */
 
-/* The position is no longer with the broker. */
-void
-outbox_publisher_release_claim(OutboxRelay *relay, int claim)
-{
-	if (claim < 0)
-		return;
-	pg_atomic_write_u64(&relay->database->claimed[claim], 0);
-	relay->free_claims[relay->free_claim_count++] = claim;
-}
-
 /* Moves bytes and takes what came back, as long as there is room to keep acks. */
 void
 outbox_publisher_poll(OutboxRelay *relay)
@@ -159,7 +142,7 @@ may_send(const OutboxRelay *relay, int in_flight, int64 now)
 {
 	size_t		budget = (size_t) outbox_relay_memory * 1024 / 4;
 
-	return outbox_flow_may_send(&relay->flow, in_flight, now) && relay->free_claim_count > 0 &&
+	return outbox_flow_may_send(&relay->flow, in_flight, now) && relay->claims.held < relay->claims.count &&
 		(in_flight == 0 || relay->in_flight_bytes < budget);
 }
 
@@ -171,9 +154,13 @@ may_send(const OutboxRelay *relay, int in_flight, int64 now)
 static bool
 send_one(OutboxRelay *relay, OutboxEvent *event, BrokerPublishResult *result, int *code, char *text)
 {
-	event->claim = relay->free_claims[--relay->free_claim_count];
-	pg_atomic_write_u64(&relay->database->claimed[event->claim], event->schedule.position);
-
+	event->claim = outbox_claims_take(relay, event->schedule.position);
+	if (event->claim < 0)
+	{
+		*result = BROKER_PUBLISH_FULL;
+		outbox_schedule_return(relay->schedule, &event->schedule);
+		return false;
+	}
 	if (event->broken != NULL)
 	{
 		*result = BROKER_PUBLISH_REFUSED;
@@ -190,7 +177,7 @@ send_one(OutboxRelay *relay, OutboxEvent *event, BrokerPublishResult *result, in
 	}
 	if (*result != BROKER_PUBLISH_REFUSED)
 	{
-		outbox_publisher_release_claim(relay, event->claim);
+		outbox_claims_release(relay, event->claim, event->schedule.position);
 		outbox_schedule_return(relay->schedule, &event->schedule);
 	}
 	return false;
@@ -225,6 +212,7 @@ outbox_publisher_send(OutboxRelay *relay)
 
 	if (relay->pauses.all)
 		return;
+	outbox_membership_check(relay);
 	do
 	{
 		int64		now = outbox_clock_now();
@@ -302,7 +290,7 @@ log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayStat
 			break;
 		case OUTBOX_RELAY_BROKER_TROUBLE:
 			ereport(LOG,
-					(errmsg("outbox relay gets no acknowledgements: %s", relay->database->status.last_error)));
+					(errmsg("outbox relay gets no acknowledgements: %s", relay->self->status.last_error)));
 			break;
 		case OUTBOX_RELAY_PAUSED:
 			ereport(LOG, (errmsg("outbox relay is paused")));
@@ -321,7 +309,7 @@ outbox_publisher_report(OutboxRelay *relay)
 	static BrokerState last_broker_state = BROKER_OFFLINE;
 	static char last_text[BROKER_TEXT_SIZE] = "";
 	static uint64 connects = 0;
-	OutboxRelayStatus *status = &relay->database->status;
+	OutboxRelayStatus *status = &relay->self->status;
 	BrokerStatus broker;
 	OutboxRelayState state;
 	sigset_t	saved;
@@ -329,7 +317,7 @@ outbox_publisher_report(OutboxRelay *relay)
 	block_signals(&saved);
 	broker_get_status(relay->broker, &broker);
 	restore_signals(&saved);
-	pg_atomic_write_u64(&relay->database->in_flight, broker.in_flight);
+	pg_atomic_write_u64(&relay->self->in_flight, broker.in_flight);
 
 	state = relay_state(relay, &broker);
 	if (broker.connects != connects)

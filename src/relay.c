@@ -1,12 +1,14 @@
 /*
  * relay.c
- *	  The process that publishes one database's events.
+ *	  The process that publishes events of one database, alone or beside others.
  *
  * The loop: take outcomes, read what is new, send what is ready, record what
  * was acknowledged, sleep until the latch, the broker's descriptor or a timer.
- * No transaction is open while it waits for the network. It ends by exit code
- * 0 when it is not wanted (extension gone, asked to leave), by 1 otherwise;
- * the launcher starts it again as needed.
+ * While its share of the aggregates is to change it only takes outcomes and
+ * records them, until nothing is in flight (membership.c). No transaction is
+ * open while it waits for the network. It ends by exit code 0 when it is not
+ * wanted (extension gone, asked to leave) or stood still for too long, by 1
+ * otherwise; the launcher starts it again as needed.
  */
 #include "outbox.h"
 
@@ -29,9 +31,6 @@
 #include "launcher.h"
 #include "relay.h"
 
-/* In pg_locks: locktype advisory, objsubid 103: the relay of a database. */
-#define LOCK_CLASS_RELAY 103
-
 /* The net under lost wake-ups, and the pace of everything that isn't urgent. */
 #define IDLE_MS 5000
 #define WATERMARK_US INT64CONST(2000000)
@@ -42,6 +41,7 @@
 
 static OutboxRelay relay;
 static volatile sig_atomic_t terminated = false;
+static bool asked = false; /* nothing has failed: start another one at once, if one is wanted */
 static int	report_index;
 
 static void
@@ -59,21 +59,44 @@ outbox_relay_out_of_memory(void)
 			 errmsg("out of memory")));
 }
 
+/* This process has no say any more, and must not act on anything it knows. */
+void
+outbox_relay_leave(const char *reason)
+{
+	asked = true;
+	ereport(LOG,
+			(errmsg("outbox relay %d leaves: %s", relay.member.place, reason)));
+	proc_exit(0);
+}
+
+/* All relays of the database shall go, or this one is one too many. */
+static bool
+must_leave(void)
+{
+	return pg_atomic_read_u32(&relay.database->leave_calls) != relay.leave_calls ||
+		pg_atomic_read_u32(&relay.self->must_leave) != 0;
+}
+
 /* before_shmem_exit */
 static void
 leave(int code, Datum arg)
 {
-	OutboxDatabase *database = relay.database;
+	OutboxPlace *self = relay.self;
 
-	LWLockAcquire(&database->status_lock, LW_EXCLUSIVE);
-	database->status.state = OUTBOX_RELAY_STOPPED;
-	database->status.since = GetCurrentTimestamp();
-	LWLockRelease(&database->status_lock);
-	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
-		pg_atomic_write_u64(&database->claimed[i], 0);
-	pg_atomic_write_u64(&database->in_flight, 0);
-	report(terminated || pg_atomic_read_u32(&database->must_leave) ? OUTBOX_REPORT_ASKED : OUTBOX_REPORT_NONE);
-	pg_atomic_write_u32(&database->relay_pid, 0);
+	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);
+	self->status.state = OUTBOX_RELAY_STOPPED;
+	self->status.since = GetCurrentTimestamp();
+	LWLockRelease(&relay.database->status_lock);
+	pg_atomic_write_u64(&self->in_flight, 0);
+	report(terminated || asked || must_leave() ? OUTBOX_REPORT_ASKED : OUTBOX_REPORT_NONE);
+	outbox_ownership_leave(&relay.member);
+	/* What it knew is known to those who take over. */
+	if (outbox_shmem_has_relays(relay.database))
+	{
+		pg_atomic_write_u64(&self->known_pending, 0);
+		pg_atomic_write_u64(&self->oldest_pending, 0);
+	}
+	outbox_shmem_wake_launcher();
 }
 
 /* SIGTERM, by an administrator or at shutdown: not a failure. */
@@ -115,56 +138,71 @@ pin_session(void)
 		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-/* The one relay of this database holds a lock for as long as its process lives. */
+/* A command wants the database for itself alone, see give_way.c. */
 static bool
-take_relay_lock(void)
+is_unwanted(OutboxDatabase *database)
 {
-	LOCKTAG		tag;
+	TimestampTz	before;
 
-	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, 0, 0, LOCK_CLASS_RELAY);
-	return LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL;
+	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+	before = database->no_relay_before;
+	LWLockRelease(&outbox_shared->lock);
+	return GetCurrentTimestamp() < before;
+}
+
+/* Becomes a member, while the extension can't be dropped. False: the place is taken, or the time is wrong. */
+static bool
+join(const OutboxCatalog *catalog, int place)
+{
+	OutboxDatabase *database = outbox_database_attach(catalog);
+
+	relay.database = database;
+	relay.database_name = MemoryContextStrdup(TopMemoryContext, get_database_name(MyDatabaseId));
+	relay.self = &database->places[place];
+	relay.sequence = catalog->sequence;
+	relay.leave_calls = pg_atomic_read_u32(&database->leave_calls);
+	/* Called after that look, or before this one. */
+	if (is_unwanted(database))
+	{
+		report(OUTBOX_REPORT_ASKED);
+		return false;
+	}
+	if (!outbox_ownership_join(&relay.member, database, place, MyProcPid))
+		return false;
+	before_shmem_exit(leave, (Datum) 0);
+	relay.careful = pg_atomic_exchange_u32(&database->careful, 0) != 0;
+	report(OUTBOX_REPORT_ATTACHED);
+	outbox_shmem_wake_launcher(); /* it may wait for that to start more */
+	LWLockAcquire(&database->status_lock, LW_EXCLUSIVE);
+	relay.self->status.state = OUTBOX_RELAY_STARTING;
+	relay.self->status.since = GetCurrentTimestamp();
+	LWLockRelease(&database->status_lock);
+	return true;
 }
 
 /* Registers in shared memory. False: there is nothing to do in this database. */
 static bool
-attach(void)
+attach(int place)
 {
 	const OutboxCatalog *catalog;
+	bool		joined = false;
 
 	StartTransactionCommand();
 	catalog = outbox_database_lock();
-	if (catalog == NULL || !take_relay_lock())
+	if (catalog != NULL)
 	{
-		/* One that is just being replaced is not absent: the launcher tries again. */
-		if (catalog == NULL && outbox_database_catalog(true) == NULL)
-		{
-			outbox_shmem_free(MyDatabaseId);
-			report(OUTBOX_REPORT_ABSENT);
-		}
-		CommitTransactionCommand();
-		return false;
+		PushActiveSnapshot(GetTransactionSnapshot());
+		joined = join(catalog, place);
+		PopActiveSnapshot();
 	}
-
-	PushActiveSnapshot(GetTransactionSnapshot());
-	relay.database = outbox_database_attach(catalog);
-	relay.database_name = MemoryContextStrdup(TopMemoryContext, get_database_name(MyDatabaseId));
-	relay.started = GetCurrentTimestamp();
-	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);
-	relay.database->status.state = OUTBOX_RELAY_STARTING;
-	relay.database->status.since = relay.started;
-	LWLockRelease(&relay.database->status_lock);
-	pg_atomic_write_u32(&relay.database->must_leave, 0);
-	relay.careful = pg_atomic_exchange_u32(&relay.database->careful, 0) != 0;
-	pg_atomic_write_u32(&relay.database->relay_procno, OUTBOX_MY_BACKEND_INDEX);
-	pg_write_barrier();
-	pg_atomic_write_u32(&relay.database->relay_pid, MyProcPid);
-	before_shmem_exit(leave, (Datum) 0);
-	report(OUTBOX_REPORT_ATTACHED);
-
-	outbox_store_load(&relay);
-	PopActiveSnapshot();
+	/* One that is just being replaced is not absent: the launcher tries again. */
+	else if (outbox_database_catalog(true) == NULL)
+	{
+		outbox_shmem_free(MyDatabaseId);
+		report(OUTBOX_REPORT_ABSENT);
+	}
 	CommitTransactionCommand();
-	return true;
+	return joined;
 }
 
 static void
@@ -179,14 +217,14 @@ publish_counts(int64 now)
 	pending = counts.held + counts.deferred + relay.acked_count;
 	for (int i = 0; i < relay.late.count; i++)
 		pending += relay.late.ranges[i].hi - relay.late.ranges[i].lo + 1;
-	pg_atomic_write_u64(&relay.database->known_pending, pending);
+	pg_atomic_write_u64(&relay.self->known_pending, pending);
 	if (counts.aggregates == 0)
-		pg_atomic_write_u64(&relay.database->oldest_pending, 0);
+		pg_atomic_write_u64(&relay.self->oldest_pending, 0);
 	else if (now >= oldest_at)
 	{
 		/* A walk over all aggregates, so not each time. */
 		oldest = outbox_schedule_oldest(relay.schedule);
-		pg_atomic_write_u64(&relay.database->oldest_pending, oldest == PG_INT64_MAX ? 0 : oldest);
+		pg_atomic_write_u64(&relay.self->oldest_pending, oldest == PG_INT64_MAX ? 0 : oldest);
 		oldest_at = now + OLDEST_US;
 	}
 }
@@ -197,7 +235,9 @@ should_read(bool woken)
 {
 	ScheduleCounts counts;
 
-	if (!relay.more_to_read && !woken && outbox_feed_is_empty(relay.database))
+	if (relay.slots == 0)
+		return false;
+	if (!relay.more_to_read && !woken && outbox_feed_is_empty(relay.database, relay.member.place))
 		return false;
 	if (!outbox_schedule_has_room(relay.schedule))
 		return false;
@@ -205,9 +245,17 @@ should_read(bool woken)
 	return counts.held < (int64) READ_AHEAD * outbox_max_in_flight;
 }
 
+/* The timer of an idle relay: often enough to keep its lease. */
+static int
+idle_ms(void)
+{
+	return Min(IDLE_MS, outbox_lease_ttl / 3);
+}
+
 /*
  * What only a timer brings to light: prepared transactions that ended, numbers
- * that were drawn without a push, wake-ups that got lost.
+ * that were drawn without a push, relays that stand still, wake-ups that got
+ * lost.
  */
 static bool
 timer_work(int64 now)
@@ -217,8 +265,9 @@ timer_work(int64 now)
 
 	if (now < next)
 		return false;
-	next = now + IDLE_MS * INT64CONST(1000);
+	next = now + idle_ms() * INT64CONST(1000);
 
+	outbox_ownership_revoke_expired(relay.database);
 	if (relay.keys_left_behind)
 		outbox_aggregate_lock_sweep();
 	relay.keys_left_behind = false;
@@ -230,15 +279,18 @@ timer_work(int64 now)
 static int
 time_to_sleep(int64 now)
 {
-	int64		until = now + IDLE_MS * INT64CONST(1000);
+	int64		until = now + idle_ms() * INT64CONST(1000);
 	int			limit = outbox_publisher_wait_limit(&relay);
 
 	until = Min(until, relay.settle_at);
-	until = Min(until, relay.requests_at);
-	until = Min(until, outbox_schedule_next_timer(relay.schedule));
-	until = Min(until, outbox_flow_next_time(&relay.flow));
-	if (outbox_tracker_watermark(relay.tracker) < relay.read_up_to)
-		until = Min(until, relay.watermark_at);
+	if (!relay.changing)
+	{
+		until = Min(until, relay.requests_at);
+		until = Min(until, outbox_schedule_next_timer(relay.schedule));
+		until = Min(until, outbox_flow_next_time(&relay.flow));
+		if (outbox_tracker_watermark(relay.tracker) < relay.read_up_to)
+			until = Min(until, relay.watermark_at);
+	}
 	if (until <= now)
 		return 0;
 	until = (until - now + 999) / 1000;
@@ -254,7 +306,7 @@ sleep_until_something(WaitEventSet *events)
 	bool		woken = false;
 	int			timeout = time_to_sleep(outbox_clock_now());
 
-	if (relay.more_to_read && should_read(false))
+	if (relay.more_to_read && !relay.changing && should_read(false))
 		timeout = 0;
 	count = WaitEventSetWait(events, timeout, event, lengthof(event), PG_WAIT_EXTENSION);
 	for (int i = 0; i < count; i++)
@@ -272,13 +324,43 @@ static void
 reload_settings(void)
 {
 	ScheduleLimits limits;
+	int			workers = outbox_workers;
 
 	ConfigReloadPending = false;
 	ProcessConfigFile(PGC_SIGHUP);
+	/* Another number of relays, another part of what they share. */
+	relay.reload_wanted |= outbox_workers != workers;
 	limits.max_bytes = (size_t) outbox_relay_memory * 1024 / 2;
 	limits.max_queue = OUTBOX_MAX_QUEUE;
 	outbox_schedule_set_limits(relay.schedule, &limits);
 	outbox_publisher_configure(&relay);
+}
+
+static void
+settle_due(int64 now)
+{
+	if (now >= relay.settle_at || !outbox_outcome_has_room(&relay) || relay.claims.held == relay.claims.count)
+		outbox_store_settle(&relay);
+}
+
+/* A round on the way to a change of slots. True: it is done. */
+static bool
+drain(void)
+{
+	ScheduleCounts counts;
+
+	outbox_publisher_poll(&relay);
+	settle_due(outbox_clock_now());
+	outbox_schedule_get_counts(relay.schedule, &counts);
+	if (counts.in_flight == 0)
+	{
+		outbox_store_settle(&relay);
+		outbox_membership_change(&relay);
+		relay.changing = false;
+	}
+	publish_counts(outbox_clock_now());
+	outbox_publisher_report(&relay);
+	return !relay.changing;
 }
 
 /* One round. woken: somebody set the latch. */
@@ -300,8 +382,7 @@ work(bool woken)
 	outbox_publisher_send(&relay);
 
 	now = outbox_clock_now();
-	if (now >= relay.settle_at || !outbox_outcome_has_room(&relay) || relay.free_claim_count == 0)
-		outbox_store_settle(&relay);
+	settle_due(now);
 	if (now >= relay.watermark_at)
 	{
 		outbox_store_advance_watermark(&relay);
@@ -325,8 +406,9 @@ OutboxRelayMain(Datum main_arg)
 	BackgroundWorkerInitializeConnectionByOid(OUTBOX_RELAY_ARG_DBOID(main_arg), InvalidOid, 0);
 	pgstat_report_appname("outbox relay");
 	pin_session();
-	if (!attach())
+	if (!attach(OUTBOX_RELAY_ARG_PLACE(main_arg)))
 		proc_exit(0);
+	outbox_membership_change(&relay);
 	outbox_publisher_start(&relay);
 
 	events = CreateWaitEventSet(OUTBOX_WAIT_SET_OWNER, 3);
@@ -339,11 +421,16 @@ OutboxRelayMain(Datum main_arg)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
+		outbox_membership_check(&relay);
 		if (ConfigReloadPending)
 			reload_settings();
-		if (pg_atomic_read_u32(&relay.database->must_leave))
+		if (must_leave())
 			proc_exit(0);
-		work(woken);
+		relay.changing = relay.changing || outbox_membership_wants_change(&relay);
+		if (relay.changing)
+			woken = drain();
+		if (!relay.changing)
+			work(woken);
 		MemoryContextSwitchTo(relay.loop_context);
 		MemoryContextReset(relay.loop_context);
 		woken = sleep_until_something(events);

@@ -2,9 +2,9 @@
  * relay.h
  *	  One relay: what its parts share.
  *
- * relay.c owns the loop and the process, store_read.c and store_settle.c all
- * access to tables, publisher.c the broker. They run in one process and one
- * thread; nothing here is locked.
+ * relay.c owns the loop and the process, membership.c its standing among the
+ * database's relays, store_*.c all access to tables, publisher.c the broker.
+ * They run in one process and one thread; nothing here is locked.
  */
 #ifndef OUTBOX_RELAY_H
 #define OUTBOX_RELAY_H
@@ -17,6 +17,7 @@
 #include "database.h"
 #include "envelope.h"
 #include "flow.h"
+#include "ownership.h"
 #include "pause.h"
 #include "schedule.h"
 #include "tracker.h"
@@ -66,11 +67,26 @@ typedef struct OutboxRangeList
 /* Outcomes taken from the broker at once. */
 #define OUTBOX_POLL_BATCH 256
 
+/* The part of OutboxDatabase.claimed that this relay uses, see claims.c. */
+typedef struct OutboxClaims
+{
+	int			first;
+	int			count;
+	int			next;			/* where to look for a free entry, from first on */
+	int			held;
+} OutboxClaims;
+
 typedef struct OutboxRelay
 {
 	OutboxDatabase *database;
 	char	   *database_name;
-	TimestampTz started;		/* also the epoch in the ledger */
+	OutboxPlace *self;
+	OutboxMember member;
+	uint64		slots;			/* as bits; events of other slots are not its own */
+	bool		changing;		/* drains, to change its slots or to load everything afresh */
+	bool		reload_wanted;	/* set by whoever needs that: happens at the next chance */
+	Oid			sequence;		/* tells the extension's lives in this database apart */
+	uint32		leave_calls;	/* OutboxDatabase.leave_calls at the start */
 	Schedule   *schedule;
 	Tracker    *tracker;
 	Broker	   *broker;
@@ -95,8 +111,7 @@ typedef struct OutboxRelay
 	/* Publishing. */
 	OutboxFlow	flow;			/* how many messages may be in flight */
 	size_t		in_flight_bytes;
-	int		   *free_claims;	/* stack of free indexes of database->claimed */
-	int			free_claim_count;
+	OutboxClaims claims;
 
 	/* Settling. */
 	OutboxAcked acked[OUTBOX_MAX_CLAIMED];
@@ -107,16 +122,38 @@ typedef struct OutboxRelay
 	int			notes_made;
 	int64		settle_at;		/* when the oldest of them is due; PG_INT64_MAX: none */
 	int64		watermark_at;	/* next write of the watermark, if it moved */
-	int64		watermark_written;
 
 	MemoryContext loop_context; /* reset in each round of the loop */
 } OutboxRelay;
 
+/* Whether events of an aggregate are this relay's to publish. */
+static inline bool
+outbox_relay_owns(const OutboxRelay *relay, uint64 aggregate)
+{
+	return (relay->slots >> outbox_slots_of(aggregate) & 1) != 0;
+}
+
 /* relay.c */
 OUTBOX_NORETURN extern void outbox_relay_out_of_memory(void);
+OUTBOX_NORETURN extern void outbox_relay_leave(const char *reason);
+
+/* membership.c */
+extern void outbox_membership_check(OutboxRelay *relay);
+extern void outbox_membership_tick(OutboxRelay *relay);
+extern void outbox_membership_renew(OutboxRelay *relay);
+extern void outbox_membership_fence(OutboxRelay *relay);
+extern bool outbox_membership_wants_change(OutboxRelay *relay);
+extern void outbox_membership_change(OutboxRelay *relay);
+extern int64 outbox_membership_watermark(OutboxRelay *relay, int64 own);
+
+/* claims.c */
+extern void outbox_claims_reset(OutboxRelay *relay);
+extern int outbox_claims_take(OutboxRelay *relay, int64 position);
+extern void outbox_claims_release(OutboxRelay *relay, int index, int64 position);
 
 /* store_load.c */
 extern void outbox_store_load(OutboxRelay *relay);
+extern void outbox_store_unload(OutboxRelay *relay);
 
 /* store_requests.c */
 extern void outbox_store_load_pauses(OutboxRelay *relay);
@@ -146,7 +183,6 @@ extern void outbox_publisher_poll(OutboxRelay *relay);
 extern void outbox_publisher_send(OutboxRelay *relay);
 extern int	outbox_publisher_wait_limit(OutboxRelay *relay);
 extern void outbox_publisher_report(OutboxRelay *relay);
-extern void outbox_publisher_release_claim(OutboxRelay *relay, int claim);
 extern void outbox_publisher_announce(OutboxRelay *relay, const char *text);
 
 extern PGDLLEXPORT void OutboxRelayMain(Datum main_arg);

@@ -48,27 +48,38 @@ request(void)
 }
 
 static void
+init_place(OutboxPlace *place)
+{
+	pg_atomic_init_u32(&place->pid, 0);
+	pg_atomic_init_u32(&place->procno, 0);
+	pg_atomic_init_u32(&place->must_leave, 0);
+	pg_atomic_init_u64(&place->published, 0);
+	pg_atomic_init_u64(&place->known_pending, 0);
+	pg_atomic_init_u64(&place->read_up_to, 0);
+	pg_atomic_init_u64(&place->in_flight, 0);
+	pg_atomic_init_u64(&place->oldest_pending, 0);
+}
+
+static void
 init_database(OutboxDatabase *database, int tranche)
 {
 	database->dboid = InvalidOid;
 	pg_atomic_init_u32(&database->ready_for, 0);
 	pg_atomic_init_u32(&database->current_child, 0);
 	pg_atomic_init_u64(&database->max_assigned, 0);
-	pg_atomic_init_u32(&database->relay_pid, 0);
-	pg_atomic_init_u32(&database->relay_procno, 0);
-	pg_atomic_init_u32(&database->must_leave, 0);
+	pg_atomic_init_u64(&database->watermark, 0);
+	pg_atomic_init_u32(&database->leave_calls, 0);
 	SpinLockInit(&database->feed_mutex);
+	LWLockInitialize(&database->slots_lock, tranche);
+	outbox_slots_reset(&database->slots);
 	LWLockInitialize(&database->status_lock, tranche);
 	pg_atomic_init_u32(&database->requests, 0);
 	pg_atomic_init_u32(&database->careful, 0);
 	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
 		pg_atomic_init_u64(&database->errors[i], 0);
-	pg_atomic_init_u64(&database->published, 0);
-	pg_atomic_init_u64(&database->known_pending, 0);
-	pg_atomic_init_u64(&database->read_up_to, 0);
-	pg_atomic_init_u64(&database->in_flight, 0);
-	pg_atomic_init_u64(&database->oldest_pending, 0);
-	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
+	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
+		init_place(&database->places[i]);
+	for (int i = 0; i < OUTBOX_CLAIMS; i++)
 		pg_atomic_init_u64(&database->claimed[i], 0);
 }
 
@@ -158,6 +169,29 @@ outbox_shmem_find(Oid dboid)
 	return database;
 }
 
+/* A slot's new owner has no relays yet, and nothing of the old one's must show. */
+static void
+reset_database(OutboxDatabase *database)
+{
+	pg_atomic_write_u32(&database->ready_for, 0);
+	pg_atomic_write_u64(&database->watermark, 0);
+	database->no_relay_before = 0;
+	outbox_slots_reset(&database->slots);
+	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
+		pg_atomic_write_u64(&database->errors[i], 0);
+	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
+	{
+		OutboxPlace *place = &database->places[i];
+
+		database->readers[i].attached = false;
+		memset(&place->status, 0, sizeof(place->status));
+		pg_atomic_write_u64(&place->published, 0);
+		pg_atomic_write_u64(&place->known_pending, 0);
+		pg_atomic_write_u64(&place->read_up_to, 0);
+		pg_atomic_write_u64(&place->oldest_pending, 0);
+	}
+}
+
 /*
  * The slot of a database, taken if it has none. ERROR when all slots belong
  * to others.
@@ -174,18 +208,7 @@ outbox_shmem_claim(Oid dboid)
 	database = find_locked(dboid);
 	if (database == NULL && (database = find_locked(InvalidOid)) != NULL)
 	{
-		pg_atomic_write_u32(&database->ready_for, 0);
-		pg_atomic_write_u32(&database->must_leave, 0);
-		database->no_relay_before = 0;
-		database->feed_head = database->feed_tail = 0;
-		database->overflow = false;
-		memset(&database->status, 0, sizeof(database->status));
-		for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
-			pg_atomic_write_u64(&database->errors[i], 0);
-		pg_atomic_write_u64(&database->published, 0);
-		pg_atomic_write_u64(&database->known_pending, 0);
-		pg_atomic_write_u64(&database->read_up_to, 0);
-		pg_atomic_write_u64(&database->oldest_pending, 0);
+		reset_database(database);
 		database->dboid = dboid;
 	}
 	LWLockRelease(&outbox_shared->lock);
@@ -207,21 +230,38 @@ outbox_shmem_free(Oid dboid)
 
 	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
 	database = find_locked(dboid);
-	if (database != NULL && pg_atomic_read_u32(&database->relay_pid) == 0)
+	if (database != NULL && !outbox_shmem_has_relays(database))
 		database->dboid = InvalidOid;
 	LWLockRelease(&outbox_shared->lock);
 }
 
+/* Whether any process serves the database, frozen ones included. */
+bool
+outbox_shmem_has_relays(OutboxDatabase *database)
+{
+	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
+	{
+		if (pg_atomic_read_u32(&database->places[i].pid) != 0)
+			return true;
+	}
+	return false;
+}
+
 /*
- * Wakes the relay of a database, if it has one. Safe in commit callbacks: the
- * latch of a process that has gone belongs to another one by now, which is
- * woken for nothing.
+ * Wakes the relays of a database. Safe in commit callbacks: the latch of a
+ * process that has gone belongs to another one by now, which is woken for
+ * nothing.
  */
 void
-outbox_shmem_wake_relay(OutboxDatabase *database)
+outbox_shmem_wake_relays(OutboxDatabase *database)
 {
-	if (pg_atomic_read_u32(&database->relay_pid) != 0)
-		SetLatch(outbox_proc_latch(pg_atomic_read_u32(&database->relay_procno)));
+	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
+	{
+		OutboxPlace *place = &database->places[i];
+
+		if (pg_atomic_read_u32(&place->pid) != 0)
+			SetLatch(outbox_proc_latch(pg_atomic_read_u32(&place->procno)));
+	}
 }
 
 void

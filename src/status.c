@@ -8,12 +8,13 @@
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "port/pg_bitutils.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
 #include "database.h"
 
-#define STATUS_COLUMNS 11
+#define STATUS_COLUMNS 13
 
 PG_FUNCTION_INFO_V1(outbox_status);
 PG_FUNCTION_INFO_V1(outbox_in_flight_positions);
@@ -57,12 +58,12 @@ name_datum(const char *name)
 
 /* Events known to the relay, and numbers that it has not read up to yet. */
 static int64
-backlog(OutboxDatabase *database)
+backlog(OutboxDatabase *database, OutboxPlace *place)
 {
 	int64		unread = (int64) pg_atomic_read_u64(&database->max_assigned) -
-		(int64) pg_atomic_read_u64(&database->read_up_to);
+		(int64) pg_atomic_read_u64(&place->read_up_to);
 
-	return (int64) pg_atomic_read_u64(&database->known_pending) + Max(unread, 0);
+	return (int64) pg_atomic_read_u64(&place->known_pending) + Max(unread, 0);
 }
 
 static Datum
@@ -71,35 +72,70 @@ age_of(TimestampTz since)
 	return DirectFunctionCall2(timestamp_mi, TimestampTzGetDatum(GetCurrentTimestamp()), TimestampTzGetDatum(since));
 }
 
+/* One relay, or the last one of a database that has none now. */
 static void
-put_database(ReturnSetInfo *result, OutboxDatabase *database, const char *name)
+put_place(ReturnSetInfo *result, OutboxDatabase *database, int number, const char *name)
 {
+	OutboxPlace *place = &database->places[number];
 	Datum		values[STATUS_COLUMNS] = {0};
 	bool		nulls[STATUS_COLUMNS] = {false};
-	int			pid = pg_atomic_read_u32(&database->relay_pid);
-	TimestampTz oldest = pg_atomic_read_u64(&database->oldest_pending);
+	int			pid = pg_atomic_read_u32(&place->pid);
+	TimestampTz	oldest = pg_atomic_read_u64(&place->oldest_pending);
 	OutboxRelayStatus status;
+	int64		epoch;
+	int			slots;
 
 	LWLockAcquire(&database->status_lock, LW_SHARED);
-	status = database->status;
+	status = place->status;
 	LWLockRelease(&database->status_lock);
+	LWLockAcquire(&database->slots_lock, LW_SHARED);
+	epoch = database->slots.members[number].epoch;
+	slots = pg_popcount64(outbox_slots_mask(&database->slots, number, epoch));
+	LWLockRelease(&database->slots_lock);
 
 	values[0] = name_datum(name);
 	nulls[1] = pid == 0;
 	values[1] = Int32GetDatum(pid);
-	put_text(values, nulls, 2, state_in_words(pid == 0 ? OUTBOX_RELAY_STOPPED : status.state));
+	if (pid == 0)
+		put_text(values, nulls, 2, state_in_words(OUTBOX_RELAY_STOPPED));
+	else
+		put_text(values, nulls, 2, epoch == 0 ? "lease expired" : state_in_words(status.state));
 	nulls[3] = status.since == 0;
 	values[3] = TimestampTzGetDatum(status.since);
 	put_text(values, nulls, 4, status.server);
 	put_text(values, nulls, 5, status.stream);
-	values[6] = Int64GetDatum(backlog(database));
+	/* Without slots it reads nothing, and nothing waits for it. */
+	values[6] = Int64GetDatum(pid != 0 && slots == 0 ? 0 : backlog(database, place));
 	nulls[7] = oldest == 0;
 	if (oldest != 0)
 		values[7] = age_of(oldest);
-	values[8] = Int64GetDatum(pg_atomic_read_u64(&database->in_flight));
-	values[9] = Int64GetDatum(pg_atomic_read_u64(&database->published));
+	values[8] = Int64GetDatum(pg_atomic_read_u64(&place->in_flight));
+	values[9] = Int64GetDatum(pg_atomic_read_u64(&place->published));
 	put_text(values, nulls, 10, status.last_error);
+	nulls[11] = pid == 0;
+	values[11] = Int32GetDatum(number);
+	values[12] = Int32GetDatum(slots);
 	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+static void
+put_database(ReturnSetInfo *result, OutboxDatabase *database, const char *name)
+{
+	int			last = 0;
+	bool		any = false;
+
+	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
+	{
+		if (pg_atomic_read_u32(&database->places[i].pid) != 0)
+		{
+			put_place(result, database, i, name);
+			any = true;
+		}
+		else if (database->places[i].status.since > database->places[last].status.since)
+			last = i;
+	}
+	if (!any)
+		put_place(result, database, last, name);
 }
 
 /* This database has no relay to show: say why. */
@@ -151,7 +187,7 @@ outbox_in_flight_positions(PG_FUNCTION_ARGS)
 	OutboxDatabase *database = outbox_shared == NULL ? NULL : outbox_shmem_find(MyDatabaseId);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	for (int i = 0; database != NULL && i < OUTBOX_MAX_CLAIMED; i++)
+	for (int i = 0; database != NULL && i < OUTBOX_CLAIMS; i++)
 	{
 		Datum		position = Int64GetDatum((int64) pg_atomic_read_u64(&database->claimed[i]));
 		bool		isnull = false;

@@ -1,8 +1,8 @@
 /*
  * store_load.c
- *	  What a relay reads when it starts: the watermark, and above it what
- *	  earlier relays recorded as terminal; what waits for a retry or for an
- *	  operator, wherever it lies.
+ *	  What a relay reads when it starts, and when it has gained or lost slots:
+ *	  the watermark, and above it what relays recorded as terminal; what waits
+ *	  for a retry or for an operator, wherever it lies.
  */
 #include "outbox.h"
 
@@ -55,6 +55,7 @@ load_ledger(OutboxRelay *relay, int64 watermark)
 		for (uint64 i = 0; i < SPI_processed; i++)
 			load_ledger_row(relay, SPI_tuptable->vals[i], SPI_tuptable->tupdesc);
 		SPI_freetuptable(SPI_tuptable);
+		outbox_membership_renew(relay);
 	}
 	SPI_cursor_close(portal);
 }
@@ -132,6 +133,8 @@ load_waiting(OutboxRelay *relay, int64 watermark)
 		int64		retry_at = retry_time(next_attempt_at, isnull);
 		int32		attempts = DatumGetInt32(SPI_getbinval(tuple, desc, 5, &isnull));
 
+		if (!outbox_relay_owns(relay, agg_hash))
+			continue;
 		if (DatumGetChar(SPI_getbinval(tuple, desc, 6, &isnull)) == DELIVERY_BLOCKING)
 			retry_at = PG_INT64_MAX;
 		/* Acked and recorded, though its row was not closed. */
@@ -144,7 +147,25 @@ load_waiting(OutboxRelay *relay, int64 watermark)
 	SPI_freetuptable(SPI_tuptable);
 }
 
-/* At start: makes tracker and schedule and fills them with what earlier relays recorded. */
+/* Forgets all that was loaded and read. Nothing is in flight. */
+void
+outbox_store_unload(OutboxRelay *relay)
+{
+	if (relay->schedule != NULL)
+		outbox_schedule_destroy(relay->schedule);
+	if (relay->tracker != NULL)
+		outbox_tracker_destroy(relay->tracker);
+	if (relay->parked != NULL)
+		hash_destroy(relay->parked);
+	relay->schedule = NULL;
+	relay->tracker = NULL;
+	relay->parked = NULL;
+	relay->late.count = 0;
+	relay->pushed_up_to = 0;
+	relay->in_flight_bytes = 0;
+}
+
+/* Makes tracker and schedule and fills them with what relays have recorded. */
 void
 outbox_store_load(OutboxRelay *relay)
 {
@@ -159,12 +180,16 @@ outbox_store_load(OutboxRelay *relay)
 	if (relay->tracker == NULL || relay->schedule == NULL)
 		outbox_relay_out_of_memory();
 	relay->read_up_to = watermark;
-	relay->watermark_written = watermark;
+	outbox_ownership_note_watermark(relay->database, watermark);
 	relay->preserve_order = outbox_preserve_aggregate_order;
-	load_ledger(relay, watermark);
-	load_terminal(relay, watermark);
+	/* Without slots there is nothing to do until it gets some, and loads again. */
+	if (relay->slots != 0)
+	{
+		load_ledger(relay, watermark);
+		load_terminal(relay, watermark);
+		load_waiting(relay, watermark);
+	}
 	load_parked(relay);
-	load_waiting(relay, watermark);
 	outbox_store_load_pauses(relay);
 	SPI_finish();
 
@@ -172,6 +197,7 @@ outbox_store_load(OutboxRelay *relay)
 	relay->settle_at = PG_INT64_MAX;
 	relay->more_to_read = true;
 	relay->keys_left_behind = true;
-	relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);
-	pg_atomic_write_u64(&relay->database->read_up_to, relay->read_up_to);
+	if (relay->row_context == NULL)
+		relay->row_context = AllocSetContextCreate(TopMemoryContext, "outbox row", ALLOCSET_DEFAULT_SIZES);
+	pg_atomic_write_u64(&relay->self->read_up_to, relay->read_up_to);
 }

@@ -3,9 +3,10 @@
  *	  What the relay reads of the log by position: what is new.
  *
  * One rule for live events, backlog, overflow and restart (PROTOCOL.md):
- * first the end of the numbers, then the ring, then prepared transactions that
- * have ended, then a snapshot; read up to that end only. Whoever holds a
- * position below it and isn't visible yet will push it.
+ * first the end of the numbers, then prepared transactions that have ended,
+ * then the ring, then a snapshot; read up to that end only. Whoever holds a
+ * position below it and isn't visible yet will push it. Each relay keeps the
+ * rule by itself: it reads all rows, and passes over those of others' slots.
  *
  * Nothing is handed on that isn't durable: the commit log knows how far the
  * WAL must be flushed for a transaction that committed asynchronously.
@@ -44,7 +45,7 @@ outbox_store_begin(OutboxRelay *relay)
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	catalog = outbox_database_lock();
-	if (catalog == NULL || catalog->sequence != pg_atomic_read_u32(&relay->database->ready_for))
+	if (catalog == NULL || catalog->sequence != relay->sequence)
 	{
 		AbortCurrentTransaction();
 		proc_exit(0);
@@ -118,25 +119,20 @@ note_pushed(OutboxRelay *relay, const OutboxRange *ranges, int count)
 	}
 }
 
-/* Steps 2 and 3 of the rule: what ring and prepared array hold, as far as the pass has gone by. */
+/* Steps 2 and 3 of the rule: what prepared array and ring hold, as far as the pass has gone by. */
 static void
 collect_late(OutboxRelay *relay)
 {
 	OutboxRange ranges[DRAIN_BATCH];
 	int			count;
-	bool		more;
 
+	/* Another relay may have collected it, and pushed it into our ring before: so the ring comes second. */
+	relay->keys_left_behind |= outbox_feed_collect_prepared(relay->database);
 	do
 	{
-		count = outbox_feed_drain(relay->database, ranges, DRAIN_BATCH);
+		count = outbox_feed_drain(relay->database, relay->member.place, ranges, DRAIN_BATCH);
 		note_pushed(relay, ranges, count);
 	} while (count == DRAIN_BATCH);
-	do
-	{
-		count = outbox_feed_collect_prepared(relay->database, ranges, DRAIN_BATCH, &more);
-		note_pushed(relay, ranges, count);
-		relay->keys_left_behind |= count > 0;
-	} while (more);
 	sort_ranges(&relay->late);
 }
 
@@ -315,11 +311,15 @@ take_predecessors(OutboxReader *reader, int child, int64 aggregate, int64 positi
 						 BackwardScanDirection);
 	for (; scan.tuple != NULL && !outbox_tracker_is_seen(reader->relay->tracker, outbox_log_scan_position(&scan));
 		 outbox_log_scan_next(&scan))
+	{
+		outbox_membership_tick(reader->relay);
 		found = lcons(heap_copytuple(scan.tuple), found);
+	}
 	foreach(cell, found)
 	{
 		HeapTuple	tuple = lfirst(cell);
 
+		outbox_membership_tick(reader->relay);
 		(void) see(reader, outbox_log_scan_int64(&scan, tuple, LOG_POSITION, 0));
 		hand_on(reader, &scan, tuple);
 	}
@@ -334,6 +334,13 @@ take_row(OutboxReader *reader, const OutboxLogScan *scan)
 	int64		position = outbox_log_scan_position(scan);
 	int64		follows;
 
+	if (!outbox_relay_owns(reader->relay, (uint64) outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0)))
+	{
+		/* Another relay's: so that the watermark of ours gets by. */
+		if (!outbox_tracker_settle(reader->relay->tracker, position))
+			outbox_relay_out_of_memory();
+		return;
+	}
 	if (!see(reader, position))
 		return;
 	follows = outbox_log_scan_int64(scan, scan->tuple, LOG_FOLLOWS, 0);
@@ -366,6 +373,7 @@ read_range(OutboxReader *reader, int64 lo, int64 hi)
 			break;
 		}
 		CHECK_FOR_INTERRUPTS();
+		outbox_membership_tick(reader->relay);
 		take_row(reader, &scan);
 		reader->budget--;
 	}
@@ -440,5 +448,5 @@ outbox_store_read(OutboxRelay *relay)
 	}
 	/* A push may lie above the end that was read before it. */
 	relay->more_to_read = relay->late.count > 0 || relay->read_up_to < Max(end, relay->pushed_up_to);
-	pg_atomic_write_u64(&relay->database->read_up_to, relay->read_up_to);
+	pg_atomic_write_u64(&relay->self->read_up_to, relay->read_up_to);
 }

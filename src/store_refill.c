@@ -234,6 +234,7 @@ write_parked(Refill *refill)
 		return;
 	values[0] = PointerGetDatum(construct_array(refill->to_park, refill->to_park_count, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	values[1] = Int64GetDatum((int64) refill->wish->aggregate);
+	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	outbox_store_run("INSERT INTO outbox.delivery (position, agg_hash, state, attempts, last_code, last_error, failed_at)"
@@ -267,7 +268,7 @@ refill_one(OutboxReader *reader, const ScheduleRefill *wish)
 			break;
 		if (refill.passed > 0 && (reader->budget <= 0 || !outbox_schedule_has_room(relay->schedule)))
 			break;
-		CHECK_FOR_INTERRUPTS();
+		outbox_membership_tick(relay);
 		take_row(&refill);
 		reader->budget--;
 	}

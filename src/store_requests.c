@@ -92,15 +92,18 @@ outbox_store_load_pauses(OutboxRelay *relay)
 
 /* -------------------------------------------------------------- requests */
 
-/* An array that outlives the transaction. */
+/* Those of this relay's slots, in an array that outlives the transaction. */
 static Request *
 read_requests(const OutboxRelay *relay, int *count)
 {
 	const char *query = "SELECT q.id, q.kind, q.agg_hash, q.position, l.created_at"
-						" FROM outbox.request q LEFT JOIN outbox.log l ON l.position = q.position ORDER BY q.id";
+						" FROM outbox.request q LEFT JOIN outbox.log l ON l.position = q.position"
+						" WHERE (1::bigint << (q.agg_hash & 63)::integer) & $1 <> 0 ORDER BY q.id";
+	Oid			types[] = {INT8OID};
+	Datum		values[] = {Int64GetDatum((int64) relay->slots)};
 	Request	   *requests;
 
-	if (SPI_execute(query, true, REQUEST_BATCH) != SPI_OK_SELECT)
+	if (SPI_execute_with_args(query, 1, types, values, NULL, true, REQUEST_BATCH) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.request");
 	*count = (int) SPI_processed;
 	requests = MemoryContextAllocZero(relay->loop_context, sizeof(Request) * (*count + 1));
@@ -146,7 +149,7 @@ unpark(OutboxRelay *relay, const Request *request)
 static bool
 is_claimed(const OutboxRelay *relay, int64 position)
 {
-	for (int i = 0; i < OUTBOX_MAX_CLAIMED; i++)
+	for (int i = 0; i < OUTBOX_CLAIMS; i++)
 	{
 		if (pg_atomic_read_u64(&relay->database->claimed[i]) == (uint64) position)
 			return true;
@@ -228,6 +231,7 @@ outbox_store_take_requests(OutboxRelay *relay)
 	outbox_store_begin(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
+	outbox_membership_fence(relay);
 	requests = read_requests(relay, &count);
 	again = count == REQUEST_BATCH;
 	for (int i = 0; i < count; i++)

@@ -29,9 +29,6 @@
 #include "relay.h"
 #include "writer.h"
 
-/* Only one relay per database so far; the ledger has room for more. */
-#define RELAY_NUMBER 0
-
 /* ------------------------------------------------------------- the ledger */
 
 static int
@@ -79,8 +76,8 @@ insert_ledger_row(OutboxRelay *relay, OutboxWriter *writer, const OutboxAcked *e
 
 	values[LEDGER_BUCKET - 1] = Int64GetDatum(entries[0].position >> OUTBOX_BUCKET_SHIFT);
 	values[LEDGER_SETTLED_AT - 1] = TimestampTzGetDatum(now);
-	values[LEDGER_EPOCH - 1] = Int64GetDatum(relay->started);
-	values[LEDGER_RELAY - 1] = Int16GetDatum(RELAY_NUMBER);
+	values[LEDGER_EPOCH - 1] = Int64GetDatum(relay->member.epoch);
+	values[LEDGER_RELAY - 1] = Int16GetDatum(relay->member.place);
 	values[LEDGER_LO - 1] = Int16GetDatum(entries[0].position & (OUTBOX_BUCKET_SIZE - 1));
 	values[LEDGER_HI - 1] = Int16GetDatum(entries[count - 1].position & (OUTBOX_BUCKET_SIZE - 1));
 	values[LEDGER_BITS - 1] = PointerGetDatum(bits);
@@ -222,7 +219,7 @@ close_deliveries(const OutboxRelay *relay)
 }
 
 static void
-write_deliveries(const OutboxRelay *relay, const char *states)
+write_deliveries(OutboxRelay *relay, const char *states)
 {
 	bool		any = relay->failure_count > 0;
 
@@ -230,6 +227,7 @@ write_deliveries(const OutboxRelay *relay, const char *states)
 		any = relay->acked[i].has_delivery;
 	if (!any)
 		return;
+	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	if (relay->failure_count > 0)
@@ -298,7 +296,7 @@ enact(OutboxRelay *relay, const OutboxFailure *entry, char state)
 	uint64		agg_hash = entry->agg_hash;
 
 	tell(relay, entry, state);
-	outbox_publisher_release_claim(relay, entry->final->claim);
+	outbox_claims_release(relay, entry->final->claim, entry->position);
 	switch (state)
 	{
 		case DELIVERY_BLOCKING:
@@ -325,9 +323,9 @@ forget_settled(OutboxRelay *relay)
 	for (int i = 0; i < relay->acked_count; i++)
 	{
 		settle_position(relay, relay->acked[i].position);
-		outbox_publisher_release_claim(relay, relay->acked[i].claim);
+		outbox_claims_release(relay, relay->acked[i].claim, relay->acked[i].position);
 	}
-	pg_atomic_fetch_add_u64(&relay->database->published, relay->acked_count);
+	pg_atomic_fetch_add_u64(&relay->self->published, relay->acked_count);
 	relay->acked_count = 0;
 	relay->failure_count = 0;
 	relay->settle_at = PG_INT64_MAX;
@@ -368,9 +366,9 @@ outbox_store_settle(OutboxRelay *relay)
 /* -------------------------------------------------------------- watermark */
 
 /*
- * The highest position below which nothing is open, unread or unsettled. The
- * order of the looks follows the way of a transaction: bound, prepared array,
- * ring (PROTOCOL.md).
+ * The highest position below which nothing is open, unread or, in this relay's
+ * slots, unsettled. The order of the looks follows the way of a transaction:
+ * bound, prepared array, ring (PROTOCOL.md).
  */
 static int64
 compute_watermark(OutboxRelay *relay)
@@ -380,7 +378,7 @@ compute_watermark(OutboxRelay *relay)
 	bool		prepared;
 
 	open = Min(open, outbox_feed_lowest_prepared(relay->database, &prepared));
-	open = Min(open, outbox_feed_lowest_pushed(relay->database));
+	open = Min(open, outbox_feed_lowest_pushed(relay->database, relay->member.place));
 	if (relay->late.count > 0)
 		open = Min(open, relay->late.ranges[0].lo);
 	open = Min(open, outbox_tracker_first_unsettled(relay->tracker));
@@ -388,26 +386,38 @@ compute_watermark(OutboxRelay *relay)
 	return Min(highest, open - 1);
 }
 
-/* Writes the watermark if it has moved, and forgets what lies below it. */
-void
-outbox_store_advance_watermark(OutboxRelay *relay)
+static void
+write_watermark(OutboxRelay *relay, int64 watermark)
 {
-	int64		watermark = compute_watermark(relay);
 	Oid			types[] = {INT8OID};
 	Datum		values[] = {Int64GetDatum(watermark)};
 
-	if (watermark <= relay->watermark_written)
-		return;
 	outbox_store_begin(relay);
+	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	outbox_store_run("INSERT INTO outbox.watermark (position) VALUES ($1)", 1, types, values);
+	/* Another relay may write the same at the same time. */
+	outbox_store_run("INSERT INTO outbox.watermark (position) VALUES ($1) ON CONFLICT DO NOTHING", 1, types, values);
 	outbox_store_run("DELETE FROM outbox.watermark WHERE position <"
 					 " (SELECT position FROM outbox.watermark ORDER BY position DESC OFFSET 99 LIMIT 1)",
 					 0, NULL, NULL);
 	SPI_finish();
 	outbox_store_end();
 	pgstat_report_stat(true);
-	relay->watermark_written = watermark;
-	outbox_tracker_trim(relay->tracker, watermark);
+	outbox_ownership_note_watermark(relay->database, watermark);
+}
+
+/*
+ * Forgets what lies below the watermark of the relay's own slots, and writes
+ * that of all slots if it has moved.
+ */
+void
+outbox_store_advance_watermark(OutboxRelay *relay)
+{
+	int64		own = compute_watermark(relay);
+	int64		common = outbox_membership_watermark(relay, own);
+
+	outbox_tracker_trim(relay->tracker, own);
+	if (common > (int64) pg_atomic_read_u64(&relay->database->watermark))
+		write_watermark(relay, common);
 }

@@ -10,8 +10,9 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $nats = OutboxNats->start;
+# The lease is for the relay that stands still while enqueueing is measured.
 my $node = new_cluster('main', nats => $nats,
-	extra => "jit = off\nlog_statement = none\nautovacuum = off\nwal_level = minimal\nmax_wal_senders = 0\ncheckpoint_timeout = '1h'\nmax_wal_size = '4GB'");
+	extra => "outbox.lease_ttl = '1min'\njit = off\nlog_statement = none\nautovacuum = off\nwal_level = minimal\nmax_wal_senders = 0\ncheckpoint_timeout = '1h'\nmax_wal_size = '4GB'");
 
 sub pgbench_script
 {

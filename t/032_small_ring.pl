@@ -13,7 +13,7 @@ needs_test_points();
 
 my $nats = OutboxNats->start;
 my $node = new_cluster('main', nats => $nats,
-	extra => "outbox.test_feed_size = 4\nmax_connections = 60\nshared_buffers = 64MB\njit = off\nlog_statement = none");
+	extra => "outbox.lease_ttl = '1min'\noutbox.test_feed_size = 4\nmax_connections = 60\nshared_buffers = 64MB\njit = off\nlog_statement = none");
 my $db = 'postgres';
 my %stop = (
 	'at "drained"' => [ sub { arm($node, $db, 'drained') }, sub { release($node, $db, 'drained') } ],

@@ -1,0 +1,109 @@
+/*
+ * give_way.c
+ *	  Sends a database's relays away before a command that wants the database for
+ *	  itself alone: our processes must not be what it stumbles over.
+ */
+#include "give_way.h"
+
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
+#include "commands/defrem.h"
+#include "miscadmin.h"
+#include "nodes/parsenodes.h"
+#include "utils/acl.h"
+
+/* How long relays stay away, should nobody call them back. */
+#define STAY_AWAY_US INT64CONST(10000000)
+#define WAIT_FOR_LEAVE_MS 5000
+
+/* Asks a database's relays to go, and waits until they have. */
+static void
+send_relays_away(Oid dboid)
+{
+	OutboxDatabase *database = outbox_shmem_find(dboid);
+
+	if (database == NULL)
+		return;
+	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
+	if (database->dboid == dboid)
+		database->no_relay_before = GetCurrentTimestamp() + STAY_AWAY_US;
+	LWLockRelease(&outbox_shared->lock);
+	pg_atomic_fetch_add_u32(&database->leave_calls, 1);
+	outbox_shmem_wake_relays(database);
+	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && outbox_shmem_has_relays(database); ms += 10)
+	{
+		CHECK_FOR_INTERRUPTS();
+		pg_usleep(10 * 1000);
+	}
+}
+
+static const char *
+string_option(List *options, const char *name)
+{
+	ListCell   *cell;
+
+	foreach(cell, options)
+	{
+		DefElem	   *option = lfirst(cell);
+
+		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
+			return defGetString(option);
+	}
+	return NULL;
+}
+
+/*
+ * The database that a command wants for itself alone: DROP, RENAME, SET
+ * TABLESPACE, CREATE ... TEMPLATE. InvalidOid: none, or the user may not.
+ */
+static Oid
+database_wanted(Node *statement)
+{
+	const char *name = NULL;
+	Oid			dboid;
+
+	if (IsA(statement, DropdbStmt))
+		name = ((DropdbStmt *) statement)->dbname;
+	else if (IsA(statement, RenameStmt) && ((RenameStmt *) statement)->renameType == OBJECT_DATABASE)
+		name = ((RenameStmt *) statement)->subname;
+	else if (IsA(statement, AlterDatabaseStmt) &&
+			 string_option(((AlterDatabaseStmt *) statement)->options, "tablespace") != NULL)
+		name = ((AlterDatabaseStmt *) statement)->dbname;
+	else if (IsA(statement, CreatedbStmt))
+		name = string_option(((CreatedbStmt *) statement)->options, "template");
+	if (name == NULL)
+		return InvalidOid;
+	dboid = get_database_oid(name, true);
+	if (!OidIsValid(dboid) || !outbox_owns_database(dboid, GetUserId()))
+		return InvalidOid;
+	return dboid;
+}
+
+/*
+ * Before a utility command. Returns the database whose relays were sent away,
+ * for outbox_give_way_after().
+ */
+Oid
+outbox_give_way_before(Node *statement)
+{
+	Oid			dboid = database_wanted(statement);
+
+	if (!OidIsValid(dboid) || dboid == MyDatabaseId)
+		return InvalidOid;
+	send_relays_away(dboid);
+	return dboid;
+}
+
+/* The command has ended: the relays may come back. */
+void
+outbox_give_way_after(Oid dboid)
+{
+	OutboxDatabase *database = OidIsValid(dboid) ? outbox_shmem_find(dboid) : NULL;
+
+	if (database == NULL)
+		return;
+	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
+	database->no_relay_before = 0;
+	LWLockRelease(&outbox_shared->lock);
+	outbox_shmem_wake_launcher();
+}

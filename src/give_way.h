@@ -1,0 +1,15 @@
+/*
+ * give_way.h
+ *	  Relays give way to DROP DATABASE and the like; from the utility hook.
+ */
+#ifndef OUTBOX_GIVE_WAY_H
+#define OUTBOX_GIVE_WAY_H
+
+#include "outbox.h"
+
+#include "nodes/nodes.h"
+
+extern Oid outbox_give_way_before(Node *statement);
+extern void outbox_give_way_after(Oid dboid);
+
+#endif /* OUTBOX_GIVE_WAY_H */
