@@ -305,11 +305,9 @@ expected_kind(const Json *json, const Expected *expected)
 	return expected->has_sequence && expected->stream[0] != '\0' ? ACK_POSITIVE : ACK_MALFORMED;
 }
 
-int
-LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static void
+check(const char *bytes, size_t size)
 {
-	FuzzInput	input = {data, size};
-	char	   *bytes = fuzz_take_bytes(&input, size);
 	Json		json = {bytes, size, false};
 	Expected	expected = {.stream = fuzz_copy(""), .description = fuzz_copy("")};
 	AckReply	reply;
@@ -334,6 +332,36 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	free(expected.stream);
 	free(expected.description);
+}
+
+static void
+check_inside(const char *before, const char *bytes, size_t size, const char *behind)
+{
+	size_t		length = strlen(before) + size + strlen(behind);
+	char	   *whole = malloc(length);
+
+	memcpy(whole, before, strlen(before));
+	memcpy(whole + strlen(before), bytes, size);
+	memcpy(whole + strlen(before) + size, behind, strlen(behind));
+	check(whole, length);
+	free(whole);
+}
+
+/*
+ * The input is a reply, and a piece of one that is right without it: then every
+ * verdict on the piece shows, not only that on a whole reply.
+ */
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	FuzzInput	input = {data, size};
+	char	   *bytes = fuzz_take_bytes(&input, size);
+
+	check(bytes, size);
+	check_inside("{\"x\":", bytes, size, ",\"stream\":\"S\",\"seq\":1}");
+	check_inside("{\"stream\":\"S\",\"seq\":1,", bytes, size, "}");
+	check_inside("{\"error\":{", bytes, size, "}}");
+	check_inside("{\"seq\":1,\"stream\":\"", bytes, size, "\"}");
 	free(bytes);
 	return 0;
 }

@@ -75,6 +75,22 @@ check_queue(BrokerLink *link, const BrokerReply *reply)
 	broker_reply_free(&link->replies[0]);
 }
 
+/* The pump's word instead of a message: the library refused it, and said words. */
+static void
+check_refusal(const BrokerLink *link, const char *words)
+{
+	BrokerReply reply = {.text = fuzz_copy(words), .slot = 1, .generation = 2};
+	BrokerOutcome outcome = {0};
+	uint32_t	slot;
+	uint32_t	generation;
+
+	property(broker_reply_token(link, &reply, &slot, &generation) && slot == 1 && generation == 2);
+	broker_reply_read(link, &reply, &outcome);
+	property(outcome.kind == BROKER_REFUSED && outcome.code == 0);
+	property(strlen(outcome.text) <= strlen(words));
+	broker_reply_free(&reply);
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -100,6 +116,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check_token(link, &reply, token);
 	check_meaning(link, &reply, status);
 	check_queue(link, &reply);
+	check_refusal(link, status);
 
 	fake_nats_link_free(link);
 	free(subject);
