@@ -409,6 +409,17 @@ is_header_key_char(unsigned char c)
 	return is_ascii_alnum(c) || (c != '\0' && strchr("!#$%&'*+-.^_`|~", c) != NULL);
 }
 
+bool
+outbox_encode_same_header_key(const char *one, const char *other)
+{
+	while (*one != '\0' && ascii_lower(*one) == ascii_lower(*other))
+	{
+		one++;
+		other++;
+	}
+	return ascii_lower(*one) == ascii_lower(*other);
+}
+
 const char *
 outbox_encode_check_header_key(const char *key)
 {
@@ -425,7 +436,7 @@ outbox_encode_check_header_key(const char *key)
 		return "starts with \"Nats-\", which is reserved for NATS";
 	if (starts_with_nocase(key, "ce-"))
 		return "starts with \"ce-\", which is reserved for CloudEvents attributes";
-	if (strlen(key) == strlen("content-type") && starts_with_nocase(key, "content-type"))
+	if (outbox_encode_same_header_key(key, "Content-Type"))
 		return "is reserved: the content type is an argument of its own";
 	return NULL;
 }

@@ -54,6 +54,9 @@ extern const char *outbox_encode_check_subject(const char *subject);
 extern const char *outbox_encode_check_header_key(const char *key);
 extern const char *outbox_encode_check_header_value(const char *value);
 
+/* Whether receivers may take two valid header keys for the same: letter case doesn't count. */
+extern bool outbox_encode_same_header_key(const char *one, const char *other);
+
 /* A value in a CloudEvents header: space, quote, percent and all outside U+0021..U+007E as %XX. Length or -1. */
 extern int	outbox_encode_ce_value(const char *in, char *out, size_t out_size);
 

@@ -123,7 +123,7 @@ refuse_same_key(char **keys, int count, const char *key)
 {
 	for (int i = 0; i < count; i++)
 	{
-		if (pg_strcasecmp(keys[i], key) == 0)
+		if (outbox_encode_same_header_key(keys[i], key))
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("header key \"%s\" is given twice", key),
@@ -136,7 +136,7 @@ has_key(char **keys, int count, const char *key)
 {
 	for (int i = 0; i < count; i++)
 	{
-		if (pg_strcasecmp(keys[i], key) == 0)
+		if (outbox_encode_same_header_key(keys[i], key))
 			return true;
 	}
 	return false;

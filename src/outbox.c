@@ -18,6 +18,7 @@
 #include "give_way.h"
 #include "launcher.h"
 #include "operators.h"
+#include "url.h"
 
 PG_MODULE_MAGIC;
 
@@ -87,30 +88,16 @@ check_stream(char **value, void **extra, GucSource source)
 	return false;
 }
 
-/* Several URLs are separated by commas; a secret in it is never repeated in a message. */
+/* A secret in it is never repeated in a message. */
 static bool
 check_nats_url(char **value, void **extra, GucSource source)
 {
-	char	   *copy = pstrdup(*value);
-	char	   *rest = copy;
-	char	   *url;
-	bool		valid = (*value)[0] != '\0';
-
-	while (valid && (url = strsep(&rest, ",")) != NULL)
-	{
-		while (*url == ' ')
-			url++;
-		valid = (strncmp(url, "nats://", 7) == 0 && url[7] != '\0') ||
-			(strncmp(url, "tls://", 6) == 0 && url[6] != '\0');
-	}
-	pfree(copy);
-	if (!valid)
-	{
-		/* The standard message would show the value. */
-		GUC_check_errmsg("invalid value for parameter \"outbox.nats_url\"");
-		GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
-	}
-	return valid;
+	if (outbox_url_check_list(*value))
+		return true;
+	/* The standard message would show the value. */
+	GUC_check_errmsg("invalid value for parameter \"outbox.nats_url\"");
+	GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
+	return false;
 }
 
 /* A subject to publish to: literal tokens only. */

@@ -418,6 +418,26 @@ test_header_key(void)
 }
 
 static void
+test_same_header_key(void)
+{
+	static const char *const keys[] = {"a", "A", "ab", "aB", "a-B", "", "b", "[", "{", "@", "`"};
+	int			wrong = 0;
+
+	/* "[" and "{", "@" and "`" differ in the same bit as a letter's cases */
+	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+	{
+		for (size_t j = 0; j < sizeof(keys) / sizeof(keys[0]); j++)
+		{
+			bool		same = i == j || (i < 2 && j < 2) || (i / 2 == 1 && j / 2 == 1);
+
+			wrong += outbox_encode_same_header_key(keys[i], keys[j]) != same;
+		}
+	}
+	ok(wrong == 0, "keys are the same if they differ in letter case only (%d wrong)", wrong);
+	ok(outbox_encode_same_header_key("X-Request-ID", "x-request-id"), "a longer key, too");
+}
+
+static void
 test_header_value(void)
 {
 	static const Verdict verdicts[] = {
@@ -630,6 +650,7 @@ main(void)
 	test_subject();
 	test_stream_subjects();
 	test_header_key();
+	test_same_header_key();
 	test_header_value();
 	test_header_white_space();
 	test_utf8();

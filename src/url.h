@@ -1,0 +1,15 @@
+/*
+ * url.h
+ *	  What outbox.nats_url may be.
+ *
+ * Pure logic: no PostgreSQL, no NATS, no allocation.
+ */
+#ifndef OUTBOX_URL_H
+#define OUTBOX_URL_H
+
+#include <stdbool.h>
+
+/* URLs of NATS servers, separated by commas; spaces before one don't count. */
+extern bool outbox_url_check_list(const char *list);
+
+#endif							/* OUTBOX_URL_H */
