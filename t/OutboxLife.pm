@@ -53,12 +53,13 @@ sub stop_load
 	return;
 }
 
-# $count events in one transaction, on 50 aggregates.
+# $count events in one transaction, on 50 aggregates or so many.
 sub burst
 {
-	my ($node, $db, $name, $count) = @_;
+	my ($node, $db, $name, $count, $aggregates) = @_;
 
-	$node->safe_psql($db, "SELECT count(outbox.enqueue_text('$name', (i % 50)::text, 'e', i::text)) FROM generate_series(1, $count) i");
+	$aggregates //= 50;
+	$node->safe_psql($db, "SELECT count(outbox.enqueue_text('$name', (i % $aggregates)::text, 'e', i::text)) FROM generate_series(1, $count) i");
 	return;
 }
 
