@@ -62,6 +62,7 @@ static struct
 	int64_t		max_msgs;
 	int64_t		max_bytes;
 	int64_t		dup_window_ms;
+	int64_t		replicas;
 	bool		discard_new;
 	bool		discard_old;
 	bool		memory;
@@ -76,6 +77,7 @@ static const char usage_text[] =
 "usage: natstool [-s URL] [--user NAME --password TEXT] [--creds FILE] [--tls-ca FILE] COMMAND\n"
 "  dump STREAM [SUBJECT] [--json]    every message now in the stream, by sequence\n"
 "  info STREAM                       messages, first_seq, last_seq, bytes; exit 1 if missing\n"
+"  leader STREAM                     server_name of its leader; exit 1 while there is none\n"
 "  create STREAM SUBJECT[,SUBJECT..] [stream options]\n"
 "  update STREAM [SUBJECT[,..]] [stream options]    all else stays as it is\n"
 "  delete STREAM\n"
@@ -83,7 +85,7 @@ static const char usage_text[] =
 "  publish SUBJECT PAYLOAD [-H KEY=VALUE].. [--core] [--timeout MS]\n"
 "  subscribe SUBJECT [--count N] [--timeout MS] [--latency]\n"
 "stream options: --max-msg-size N  --max-msgs N  --max-bytes N  --discard-new  --discard-old\n"
-"  --dup-window MS  --memory  --interest  --seal (update only)\n"
+"  --dup-window MS  --replicas N  --memory  --interest  --seal (update only)\n"
 "exit: 0 done, 1 refused or missing, 2 wrong usage, 3 no connection, 4 timed out\n";
 
 static void die(int code, const char *format,...) __attribute__((noreturn, format(printf, 2, 3)));
@@ -440,6 +442,18 @@ run_info(int argc, char **argv)
 	return 0;
 }
 
+static int
+run_leader(int argc, char **argv)
+{
+	jsStreamInfo *info = get_stream_info(argv[0]);
+
+	(void) argc;
+	if (info->Cluster == NULL || info->Cluster->Leader == NULL || info->Cluster->Leader[0] == '\0')
+		die(EXIT_REFUSED, "stream \"%s\" has no leader", argv[0]);
+	printf("%s\n", info->Cluster->Leader);
+	return 0;
+}
+
 static void
 set_subjects(jsStreamConfig *config, char *list)
 {
@@ -463,6 +477,8 @@ set_stream_options(jsStreamConfig *config)
 		config->MaxBytes = options.max_bytes;
 	if (options.dup_window_ms != INT64_MIN)
 		config->Duplicates = options.dup_window_ms * 1000000;
+	if (options.replicas != INT64_MIN)
+		config->Replicas = options.replicas;
 	if (options.discard_new)
 		config->Discard = js_DiscardNew;
 	if (options.discard_old)
@@ -692,7 +708,7 @@ parse_options(int argc, char **argv)
 {
 	enum
 	{
-		USER = 256, PASSWORD, CREDS, TLS_CA, MAX_MSG_SIZE, MAX_MSGS, MAX_BYTES, DUP_WINDOW, COUNT, TIMEOUT
+		USER = 256, PASSWORD, CREDS, TLS_CA, MAX_MSG_SIZE, MAX_MSGS, MAX_BYTES, DUP_WINDOW, REPLICAS, COUNT, TIMEOUT
 	};
 	static int	flag_json, flag_core, flag_latency, flag_new, flag_old, flag_memory, flag_interest, flag_seal;
 	static const struct option table[] = {
@@ -700,7 +716,8 @@ parse_options(int argc, char **argv)
 		{"password", required_argument, NULL, PASSWORD}, {"creds", required_argument, NULL, CREDS},
 		{"tls-ca", required_argument, NULL, TLS_CA}, {"max-msg-size", required_argument, NULL, MAX_MSG_SIZE},
 		{"max-msgs", required_argument, NULL, MAX_MSGS}, {"max-bytes", required_argument, NULL, MAX_BYTES},
-		{"dup-window", required_argument, NULL, DUP_WINDOW}, {"count", required_argument, NULL, COUNT},
+		{"dup-window", required_argument, NULL, DUP_WINDOW},
+		{"replicas", required_argument, NULL, REPLICAS}, {"count", required_argument, NULL, COUNT},
 		{"timeout", required_argument, NULL, TIMEOUT}, {"json", no_argument, &flag_json, 1},
 		{"core", no_argument, &flag_core, 1}, {"latency", no_argument, &flag_latency, 1},
 		{"discard-new", no_argument, &flag_new, 1}, {"discard-old", no_argument, &flag_old, 1},
@@ -723,6 +740,7 @@ parse_options(int argc, char **argv)
 			case MAX_MSGS: options.max_msgs = parse_number("--max-msgs", optarg); break;
 			case MAX_BYTES: options.max_bytes = parse_number("--max-bytes", optarg); break;
 			case DUP_WINDOW: options.dup_window_ms = parse_number("--dup-window", optarg); break;
+			case REPLICAS: options.replicas = parse_number("--replicas", optarg); break;
 			case COUNT: options.count = parse_number("--count", optarg); break;
 			case TIMEOUT: options.timeout_ms = parse_number("--timeout", optarg); break;
 			default: usage("wrong option", NULL);
@@ -748,13 +766,14 @@ main(int argc, char **argv)
 		int			max_arguments;
 		int			(*run) (int argc, char **argv);
 	}			commands[] = {
-		{"dump", 1, 2, run_dump}, {"info", 1, 1, run_info}, {"create", 2, 2, run_create},
+		{"dump", 1, 2, run_dump}, {"info", 1, 1, run_info}, {"leader", 1, 1, run_leader}, {"create", 2, 2, run_create},
 		{"update", 1, 2, run_update}, {"delete", 1, 1, run_delete}, {"purge", 1, 2, run_purge},
 		{"publish", 2, 2, run_publish}, {"subscribe", 1, 1, run_subscribe},
 	};
 
 	options.url = getenv("NATS_URL") != NULL ? getenv("NATS_URL") : "nats://127.0.0.1:4222";
-	options.max_msg_size = options.max_msgs = options.max_bytes = options.dup_window_ms = INT64_MIN;
+	options.max_msg_size = options.max_msgs = options.max_bytes = options.dup_window_ms =
+		options.replicas = INT64_MIN;
 	parse_options(argc, argv);
 	if (optind == argc)
 		usage("a command is missing", NULL);

@@ -1,0 +1,119 @@
+# A cluster of three nats-servers and a stream on all of them. Under load, the
+# stream's leader is killed again and again, a server is shut down in lame-duck
+# mode, and a majority is lost for a while. Everything is stored once, in order,
+# and no event's attempts are touched.
+
+use strict;
+use warnings;
+
+use OutboxLife;
+use OutboxTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my @routes = map { PostgreSQL::Test::Cluster::get_free_port() } 0 .. 2;
+my $routes = join(', ', map { "nats-route://127.0.0.1:$_" } @routes);
+my @servers = map {
+	OutboxNats->start(
+		name => "n$_",
+		config => "cluster { name: test, listen: 127.0.0.1:$routes[$_], routes: [ $routes ] }\n"
+		  . "lame_duck_grace_period: 500ms\nlame_duck_duration: 30s")
+} 0 .. 2;
+my $db = 'postgres';
+
+# A server that runs.
+sub any
+{
+	return (grep { defined $_->pid } @servers)[0];
+}
+
+# The server that leads the stream now.
+sub leader
+{
+	my ($code, $name);
+
+	wait_until(20, sub { ($code, $name) = any()->try_tool('leader', 'OUTBOX'); return $code == 0 }) or die 'the stream has no leader';
+	chomp($name);
+	return (grep { $_->{name} eq $name && defined $_->pid } @servers)[0] // any();
+}
+
+# The stream exists on all servers before the relay could make one on a single server.
+ok( wait_until(
+		30,
+		sub {
+			my ($code) = $servers[0]->try_tool('create', 'OUTBOX', 'outbox.>', '--replicas', 3, '--dup-window', 120000);
+			return $code == 0;
+		}),
+	'a stream with three replicas');
+
+my $node = new_cluster('main', extra => <<"CONF");
+max_connections = 60
+shared_buffers = 64MB
+jit = off
+log_statement = none
+outbox.nats_url = '@{[join(',', map { $_->url } @servers)]}'
+outbox.stream_create = off
+outbox.ack_timeout = 1s
+outbox.connect_timeout = 1s
+outbox.retry_base_delay = 50ms
+outbox.retry_max_delay = 500ms
+CONF
+ok(wait_relay($node, $db), 'a relay');
+my $load = start_load($node, $db, rate => 300);
+
+# Publishing goes on: some more than what there is.
+sub goes_on
+{
+	my ($name) = @_;
+	my $before = own_status($node, $db)->{published};
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok(wait_for_query($node, $db, "SELECT published > $before + 200 FROM outbox.status()", timeout => 20), "$name: publishing goes on");
+}
+
+goes_on('at first');
+
+foreach my $i (1 .. 3)
+{
+	my $leader = leader();
+
+	$leader->kill9;
+	goes_on("leader killed, time $i");
+	$leader->restart;
+	goes_on("leader back, time $i");
+}
+
+# The server that the relay is connected to says good-bye.
+my ($port) = own_status($node, $db)->{server} =~ /:(\d+)$/;
+my ($duck) = grep { $_->port == $port } @servers;
+ok($duck, 'status() names a server of the cluster');
+kill('USR2', $duck->pid);
+ok(wait_until(20, sub { (own_status($node, $db)->{server} // '') =~ /:(\d+)$/ && $1 != $port }), 'lame duck: the relay is connected to another server');
+goes_on('lame duck');
+$duck->stop if kill(0, $duck->pid);
+$duck->restart;
+
+# Without a majority nothing can be stored.
+my $left = leader();
+my @gone = grep { $_ != $left } @servers;
+$_->kill9 foreach @gone;
+ok(wait_for_query($node, $db, q{SELECT in_flight > 0 OR state <> 'active' FROM outbox.status()}), 'majority lost');
+ok(wait_for_query($node, $db, q{SELECT backlog > 1000 FROM outbox.status()}), 'majority lost: clients go on');
+my $status = own_status($node, $db);
+isnt($status->{last_error} // '', '', 'majority lost: status() says something') or diag($status->{state});
+untouched_attempts($node, $db, 'majority lost, still');
+relay_keeps_nothing_open($node, $db, $status->{pid}, 'majority lost');
+relay_obeys($node, $db, $status->{pid}, 'majority lost');
+$_->restart foreach @gone;
+goes_on('majority back');
+
+stop_load($load);
+ok(wait_drained($node, $db), 'everything is published');
+untouched_attempts($node, $db, 'in the end');
+# the leader has it all; so have, when they have caught up, the others
+check_stream(leader(), $node, $db, 'in the end');
+cmp_ok($node->safe_psql($db, 'SELECT count(DISTINCT aggregate_id) FROM outbox.events'), '==', 100, 'a hundred aggregates');
+check_no_crash($node);
+done_testing();
