@@ -92,10 +92,8 @@ hidden byte i, low;
 #define OWNS(place, s) (owner[s] == (place) + 1)
 #if SLOTS == 2
 #define OWNED(place) (OWNS(place, 0) + OWNS(place, 1))
-#define FREE_SLOT(s) (owner[0] == 0 || owner[1] == 0)
 #define ALL_OWNED (owner[0] != 0 && owner[1] != 0)
 #define LOWEST (own_watermark[owner[0] - 1] < own_watermark[owner[1] - 1] -> own_watermark[owner[0] - 1] : own_watermark[owner[1] - 1])
-#define NOBODYS_EVENTS 0
 #else
 #define OWNED(place) OWNS(place, 0)
 #define ALL_OWNED (owner[0] != 0)
@@ -253,10 +251,18 @@ inline record(verdict, events)
 		failed_is_not_stored = 0;
 		verdict = verdict | (events);
 		redriven = redriven & ~(events);
-#ifndef BREAK_VERDICT_FLUSHED
-		flush();
-#else
+#if defined(BREAK_VERDICT_FLUSHED) || defined(BREAK_FLUSHED_BEFORE_VISIBLE)
 		unflushed_verdicts = unflushed_verdicts | (events);
+#else
+		flush();
+#endif
+#ifdef BREAK_FLUSHED_BEFORE_VISIBLE
+		fence[place] = fence[place] & ~BIT(me)
+	}
+	atomic					/* XLogFlush() after the commit */
+	{
+		flush();
+		unflushed_verdicts = 0;
 #endif
 		done = done | (events);
 		held = (SKIP -> held : held | (events));
@@ -266,7 +272,7 @@ inline record(verdict, events)
 	}
 }
 
-#ifdef BREAK_VERDICT_FLUSHED
+#if defined(BREAK_VERDICT_FLUSHED) || defined(BREAK_FLUSHED_BEFORE_VISIBLE)
 byte unflushed_verdicts;
 #endif
 
@@ -528,7 +534,7 @@ inline crash()
 {
 	ledger = flushed_ledger;
 	watermark = flushed_watermark;
-#ifdef BREAK_VERDICT_FLUSHED
+#if defined(BREAK_VERDICT_FLUSHED) || defined(BREAK_FLUSHED_BEFORE_VISIBLE)
 	failed = failed & ~unflushed_verdicts;
 	parked = parked & ~unflushed_verdicts;
 	unflushed_verdicts = 0;
