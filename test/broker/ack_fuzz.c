@@ -39,7 +39,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check_text(reply.description, sizeof(reply.description));
 	if (reply.kind == ACK_POSITIVE && reply.stream[0] == '\0')
 		abort();
-	if (reply.error_code < 0)
+	if (reply.error_code < 0 || reply.status < 0)
 		abort();
 	return 0;
 }
