@@ -98,10 +98,12 @@ outbox_publisher_configure(OutboxRelay *relay)
 	BrokerConfig config = {
 		.url = outbox_nats_url,
 		.credentials_file = outbox_credentials_file,
+		.nkey_seed_file = outbox_nkey_seed_file,
 		.tls_ca_file = outbox_tls_ca_file,
 		.tls_cert_file = outbox_tls_cert_file,
 		.tls_key_file = outbox_tls_key_file,
 		.client_name = "outbox relay",
+		.inbox_prefix = outbox_inbox_prefix,
 		.stream = outbox_stream,
 		.stream_subjects = subjects,
 		.stream_create = outbox_stream_create,
@@ -255,6 +257,7 @@ take_outcome(OutboxRelay *relay, const BrokerOutcome *outcome, TimestampTz now)
 		case BROKER_NO_RESPONDERS:
 		case BROKER_TIMED_OUT:
 		case BROKER_BAD_REPLY:
+		case BROKER_DENIED:
 			unanswered(relay, event, now);
 			break;
 	}

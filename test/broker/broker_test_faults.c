@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,49 +15,7 @@
 #include "broker_test.h"
 #include "harness.h"
 
-/*
- * A call that waits for a frozen server takes until the thaw. Sanitizers and
- * megabytes of messages on a busy machine only slow it down.
- */
-#ifdef SANITIZED
-#define LONGEST_CALL_US 500000
-#else
-#define LONGEST_CALL_US 100000
-#endif
-#define LONGEST_LARGE_CALL_US 800000
-
 static Server server;
-
-static int
-threads(void)
-{
-	DIR		   *folder = opendir("/proc/self/task");
-	int			count = 0;
-
-	while (readdir(folder) != NULL)
-		count++;
-	closedir(folder);
-	return count - 2;
-}
-
-/* Publishes until 20 messages have been acknowledged: the broker works. */
-static bool
-works(Broker *broker)
-{
-	int			before;
-
-	if (!wait_state(broker, BROKER_ONLINE, 10000) || !wait_quiet(broker, 10000))
-		return false;
-	before = tally.count[BROKER_ACKED];
-	publish_many(broker, "outbox.works", 20, 50);
-	return wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == before + 20;
-}
-
-static bool
-accounts(void)
-{
-	return outcomes() == tally.published && tally.twice == 0;
-}
 
 static void
 test_absent(void)
@@ -278,7 +235,7 @@ test_mute_handshake(void)
 	int			listener = mute_listener(&port);
 	int			clients[2];
 	int64_t		begin_us;
-	int			before = threads();
+	int			before = open_threads();
 
 	snprintf(url, sizeof(url), "nats://127.0.0.1:%d", port);
 	config.url = url;
@@ -299,9 +256,9 @@ test_mute_handshake(void)
 	close(clients[0]);
 	close(clients[1]);
 	close(listener);
-	for (int i = 0; i < 500 && threads() > before; i++)
+	for (int i = 0; i < 500 && open_threads() > before; i++)
 		usleep(10000);
-	ok(threads() <= before, "and the attempts end with their connections");
+	ok(open_threads() <= before, "and the attempts end with their connections");
 }
 
 static void
@@ -315,7 +272,7 @@ test_many_connections(void)
 	tally_reset();
 	works(broker);
 	descriptors = open_descriptors();
-	started = threads();
+	started = open_threads();
 	for (int i = 0; i < 200; i++)
 	{
 		publish_many(broker, "outbox.m", 3, 10);
@@ -326,7 +283,7 @@ test_many_connections(void)
 	   tally.count[BROKER_LOST], tally.count[BROKER_ACKED]);
 	usleep(100000);
 	ok(open_descriptors() == descriptors, "%d descriptors before, %d after", descriptors, open_descriptors());
-	ok(threads() == started, "%d threads before, %d after", started, threads());
+	ok(open_threads() == started, "%d threads before, %d after", started, open_threads());
 
 	/* Every call of create and destroy, too. */
 	broker_destroy(broker, 3000);

@@ -78,6 +78,18 @@ open_descriptors(void)
 	return count - 3;			/* ".", "..", the folder itself */
 }
 
+int
+open_threads(void)
+{
+	DIR		   *folder = opendir("/proc/self/task");
+	int			count = 0;
+
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count - 2;
+}
+
 static int
 free_port(void)
 {
@@ -96,6 +108,7 @@ void
 server_create(Server *server)
 {
 	server->pid = 0;
+	server->host = "127.0.0.1";
 	server->port = free_port();
 	strcpy(server->folder, "/tmp/broker_test.XXXXXX");
 	if (mkdtemp(server->folder) == NULL)
@@ -114,17 +127,17 @@ server_configure(Server *server, const char *extra)
 	file = fopen(path, "w");
 	if (file == NULL)
 		die("can't write nats.conf");
-	fprintf(file, "host: 127.0.0.1\nport: %d\nlog_file: \"%s/log\"\n"
+	fprintf(file, "host: %s\nport: %d\nlog_file: \"%s/log\"\n"
 			"jetstream { store_dir: \"%s/js\" }\n%s\n",
-			server->port, server->folder, server->folder, extra);
+			server->host, server->port, server->folder, server->folder, extra);
 	fclose(file);
 }
 
 static bool
-accepts(int port)
+accepts(const Server *server)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) port),
-	.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
+	.sin_addr.s_addr = inet_addr(server->host)};
 	int			fd = socket(AF_INET, SOCK_STREAM, 0);
 	bool		accepted = connect(fd, (struct sockaddr *) &address, sizeof(address)) == 0;
 
@@ -152,7 +165,7 @@ server_start(Server *server)
 	}
 	for (int i = 0; i < 1000; i++)
 	{
-		if (accepts(server->port))
+		if (accepts(server))
 			return;
 		if (waitpid(server->pid, NULL, WNOHANG) == server->pid)
 			die("nats-server did not start");
@@ -188,6 +201,39 @@ server_thaw(Server *server)
 	kill(server->pid, SIGCONT);
 }
 
+static int
+count_in_log(const Server *server, const char *wanted)
+{
+	char		line[1024];
+	int			count = 0;
+	FILE	   *file;
+
+	snprintf(line, sizeof(line), "%s/log", server->folder);
+	file = fopen(line, "r");
+	if (file == NULL)
+		return 0;
+	while (fgets(line, sizeof(line), file) != NULL)
+		count += strstr(line, wanted) != NULL;
+	fclose(file);
+	return count;
+}
+
+/* Sends a signal and waits until the server has logged what it makes of it. */
+void
+server_signal(Server *server, int signal, const char *logged)
+{
+	int			before = count_in_log(server, logged);
+
+	kill(server->pid, signal);
+	for (int i = 0; i < 500; i++)
+	{
+		if (count_in_log(server, logged) > before)
+			return;
+		usleep(10000);
+	}
+	die("nats-server does not take the signal");
+}
+
 void
 server_remove(Server *server)
 {
@@ -199,8 +245,9 @@ server_remove(Server *server)
 		die("rm failed");
 }
 
-static bool
-read_until(int fd, const char *wanted)
+/* Reads until the text has come, at most 5 s from the last byte. */
+bool
+socket_tells(int fd, const char *wanted)
 {
 	char		buffer[65536];
 	size_t		used = 0;
@@ -220,19 +267,39 @@ read_until(int fd, const char *wanted)
 	return false;
 }
 
+static int
+server_connect(Server *server)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
+	.sin_addr.s_addr = inet_addr(server->host)};
+	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (connect(fd, (struct sockaddr *) &address, sizeof(address)) != 0 || !socket_tells(fd, "INFO"))
+		die("can't connect to nats-server");
+	return fd;
+}
+
+/* A subscription over a connection of its own, in plain NATS protocol, already in force. */
+int
+server_subscribe(Server *server, const char *subject)
+{
+	int			fd = server_connect(server);
+
+	dprintf(fd, "CONNECT {\"verbose\":false}\r\nSUB %s 1\r\nPING\r\n", subject);
+	if (!socket_tells(fd, "PONG"))
+		die("nats-server does not take a subscription");
+	return fd;
+}
+
 /* Sends one request over a connection of its own, in plain NATS protocol. */
 void
 server_api(Server *server, const char *subject, const char *payload)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
-	.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+	int			fd = server_connect(server);
 
-	if (connect(fd, (struct sockaddr *) &address, sizeof(address)) != 0 || !read_until(fd, "INFO"))
-		die("server_api can't connect");
 	dprintf(fd, "CONNECT {\"verbose\":false}\r\nSUB _ANSWER 1\r\nPUB %s _ANSWER %zu\r\n%s\r\n",
 			subject, strlen(payload), payload);
-	if (!read_until(fd, "_response\""))
+	if (!socket_tells(fd, "_response\""))
 		die("server_api got no answer");
 	close(fd);
 }
@@ -243,7 +310,7 @@ base_config(const Server *server)
 	static char url[128];
 	BrokerConfig config = {0};
 
-	snprintf(url, sizeof(url), "nats://127.0.0.1:%d", server->port);
+	snprintf(url, sizeof(url), "nats://%s:%d", server->host, server->port);
 	config.url = url;
 	config.client_name = "broker_test";
 	config.stream = "OUTBOX";
@@ -269,7 +336,7 @@ outcomes(void)
 {
 	int			sum = 0;
 
-	for (int kind = 0; kind < 6; kind++)
+	for (int kind = 0; kind < BROKER_OUTCOME_KINDS; kind++)
 		sum += tally.count[kind];
 	return sum;
 }
@@ -351,6 +418,65 @@ wait_state(Broker *broker, BrokerState state, int timeout_ms)
 		step(broker, 100);
 	}
 	return true;
+}
+
+/* Waits for a state with a text in its status. */
+bool
+wait_text(Broker *broker, BrokerState state, const char *wanted, int timeout_ms)
+{
+	int64_t		until = clock_us() + (int64_t) timeout_ms * 1000;
+	BrokerStatus status;
+
+	for (;;)
+	{
+		broker_get_status(broker, &status);
+		if (status.state == state && strstr(status.text, wanted) != NULL)
+			return true;
+		if (clock_us() > until)
+		{
+			printf("# state %d, text: %s\n", (int) status.state, status.text);
+			return false;
+		}
+		step(broker, 100);
+	}
+}
+
+/* Waits until it has connected so many times since it was created. */
+bool
+wait_connects(Broker *broker, uint64_t connects, int timeout_ms)
+{
+	int64_t		until = clock_us() + (int64_t) timeout_ms * 1000;
+	BrokerStatus status;
+
+	for (;;)
+	{
+		broker_get_status(broker, &status);
+		if (status.connects >= connects)
+			return true;
+		if (clock_us() > until)
+			return false;
+		step(broker, 100);
+	}
+}
+
+/* Publishes until 20 messages have been acknowledged: the broker works. */
+bool
+works(Broker *broker)
+{
+	int			before;
+
+	if (!wait_state(broker, BROKER_ONLINE, 10000) || !wait_quiet(broker, 10000))
+		return false;
+	before = tally.count[BROKER_ACKED];
+	publish_many(broker, "outbox.works", 20, 50);
+	return wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == before + 20;
+}
+
+/* Every message had one outcome so far. */
+bool
+accounts(void)
+{
+	return outcomes() == tally.published && tally.twice == 0;
 }
 
 /* Waits until nothing is in flight. */

@@ -1,0 +1,2 @@
+#include "broker_test.h"
+void test_moves(void){}
