@@ -70,6 +70,7 @@ broker_configure(Broker *broker, const BrokerConfig *config)
 	broker_life_drop(broker, "the configuration changed");
 	broker_settings_release(broker->settings);
 	broker->settings = settings;
+	broker->begin_with = -1;
 	broker->reconnect.pause_us = 0;
 	broker->recheck.pause_us = 0;
 	broker_life_start(broker, true);
@@ -139,7 +140,7 @@ broker_poll_within(const Broker *broker)
 	if (broker_flight_any_lost(&broker->flight) || broker_flight_any_denied(&broker->flight))
 		return 0;
 	if (broker->attempt != NULL)
-		at_us = broker->attempt_limit_us;
+		at_us = broker_attempt_limit_us(broker->attempt);
 	else
 		at_us = earlier(broker->reconnect.next_at_us, broker->recheck.next_at_us);
 	if (broker->link != NULL)

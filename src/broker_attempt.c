@@ -180,6 +180,19 @@ join_errors(BrokerAttempt *attempt, char (*errors)[BROKER_TEXT_SIZE])
 	memcpy(attempt->error, joined, sizeof(joined));
 }
 
+/*
+ * How long one server can take when every bound we set is kept: two connects,
+ * two requests, the greeting. Longer, and the attempt hangs in a place without a
+ * bound (a TLS handshake, a name lookup).
+ */
+static void
+set_limit(BrokerAttempt *attempt)
+{
+	int64_t		timeout_us = (int64_t) attempt->settings->config.connect_timeout_ms * 1000;
+
+	atomic_store(&attempt->limit_us, broker_now_us() + 5 * timeout_us + 2000000);
+}
+
 /* Tries one server after the other; attempt->error is empty if one was good. */
 static void
 try_servers(BrokerAttempt *attempt)
@@ -196,6 +209,8 @@ try_servers(BrokerAttempt *attempt)
 	{
 		int			index = (int) ((attempt->first_server + (unsigned int) i) % (unsigned int) settings->server_count);
 
+		atomic_store(&attempt->server_index, index);
+		set_limit(attempt);
 		attempt->error[0] = '\0';
 		attempt->stream_text[0] = '\0';
 		if (visit_stream(attempt, &settings->servers[index]) &&
@@ -248,6 +263,7 @@ broker_attempt_start(BrokerPost *post, BrokerSettings *settings, bool connect,
 	attempt->settings = broker_settings_hold(settings);
 	attempt->connect = connect;
 	attempt->first_server = first_server;
+	set_limit(attempt);
 	if (!broker_thread_start(&thread, attempt_main, attempt))
 	{
 		broker_attempt_free(attempt);
@@ -292,15 +308,9 @@ broker_attempt_free(BrokerAttempt *attempt)
 	free(attempt);
 }
 
-/*
- * How long an attempt can take when every bound we set is kept: at each server
- * two connects, two requests, the greeting. Longer, and it hangs in a place
- * without a bound (a TLS handshake, a name lookup).
- */
+/* By when the attempt should have got further; later, it hangs. */
 int64_t
-broker_attempt_limit_us(const BrokerSettings *settings)
+broker_attempt_limit_us(const BrokerAttempt *attempt)
 {
-	int64_t		steps = 5 * (int64_t) settings->server_count;
-
-	return steps * settings->config.connect_timeout_ms * 1000 + 2000000;
+	return atomic_load(&attempt->limit_us);
 }

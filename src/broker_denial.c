@@ -51,11 +51,13 @@ note_mute(BrokerLink *link)
 {
 	const char *prefix = link->settings->config.inbox_prefix;
 
+	/* Once only: from then on others read the complaint without the lock. */
 	pthread_mutex_lock(&link->lock);
-	broker_text(link->complaint, "no permission to subscribe to the reply subject \"%s.>\"",
-				prefix[0] != '\0' ? prefix : "_INBOX");
-	pthread_mutex_unlock(&link->lock);
+	if (!atomic_load(&link->mute))
+		broker_text(link->complaint, "no permission to subscribe to the reply subject \"%s.>\"",
+					prefix[0] != '\0' ? prefix : "_INBOX");
 	atomic_store(&link->mute, true);
+	pthread_mutex_unlock(&link->lock);
 	broker_link_greeted(link);
 	broker_wake(link->post->wake_fd);
 }

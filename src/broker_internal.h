@@ -93,6 +93,8 @@ typedef struct BrokerAttempt
 	BrokerSettings *settings;
 	bool		connect;
 	unsigned int first_server;	/* where to begin in the list */
+	atomic_int	server_index;	/* where it is ... */
+	_Atomic int64_t limit_us;	/* ... and by when it should have left */
 	/* guarded by post->lock */
 	bool		done;			/* the thread has left: the rest is the main thread's */
 	bool		abandoned;		/* the main thread has left: the rest is the thread's */
@@ -260,9 +262,9 @@ struct Broker
 	int64_t		online_since_us;
 	BrokerAttempt *attempt;		/* at most one that is waited for */
 	BrokerAttempt *successor;	/* done: its link follows when no message waits on link */
-	int64_t		attempt_limit_us;	/* when to stop waiting for it */
-	BrokerBackOff		reconnect;
-	BrokerBackOff		recheck;		/* of the stream, while ONLINE */
+	int			begin_with;		/* the server to try first; -1: any */
+	BrokerBackOff reconnect;
+	BrokerBackOff recheck;		/* of the stream, while ONLINE */
 	uint64_t	random;			/* xorshift state, for jitter */
 
 	BrokerFlight flight;
@@ -324,7 +326,7 @@ extern BrokerAttempt *broker_attempt_start(BrokerPost *post, BrokerSettings *set
 extern bool broker_attempt_done(BrokerAttempt *attempt);
 extern void broker_attempt_abandon(BrokerAttempt *attempt);
 extern void broker_attempt_free(BrokerAttempt *attempt);
-extern int64_t broker_attempt_limit_us(const BrokerSettings *settings);
+extern int64_t broker_attempt_limit_us(const BrokerAttempt *attempt);
 
 /* broker_open.c */
 extern BrokerLink *broker_link_open(BrokerPost *post, BrokerSettings *settings,

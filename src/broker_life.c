@@ -77,13 +77,16 @@ hung_attempts(const Broker *broker)
 
 /*
  * Where to begin in the list of servers: a look at the stream happens where we
- * are, a leaving server is the last that we go to, else chance spreads the load.
+ * are; a server that leaves, or where the last attempt has got stuck, comes last;
+ * else chance spreads the load.
  */
 static unsigned int
 first_server(Broker *broker, bool connect)
 {
 	if (broker->link != NULL)
 		return (unsigned int) broker->link->server_index + (connect ? 1 : 0);
+	if (broker->begin_with >= 0)
+		return (unsigned int) broker->begin_with;
 	return (unsigned int) next_random(broker) >> 1;
 }
 
@@ -106,7 +109,6 @@ broker_life_start(Broker *broker, bool connect)
 		back_off(broker, schedule);
 		return;
 	}
-	broker->attempt_limit_us = broker_now_us() + broker_attempt_limit_us(broker->settings);
 	if (connect && broker->link == NULL)
 		set_state(broker, BROKER_CONNECTING);
 }
@@ -168,13 +170,14 @@ go_online(Broker *broker, BrokerLink *link)
 	broker->link = link;
 	broker->online_since_us = broker_now_us();
 	broker->connects++;
+	broker->begin_with = -1;
 	set_state(broker, BROKER_ONLINE);
 }
 
 static void
 note_stream(Broker *broker, const char *stream_text)
 {
-	memcpy(broker->stream_text, stream_text, BROKER_TEXT_SIZE);
+	memmove(broker->stream_text, stream_text, BROKER_TEXT_SIZE);
 	if (stream_text[0] != '\0')
 		back_off(broker, &broker->recheck);
 }
@@ -213,8 +216,9 @@ broker_life_collect(Broker *broker, int64_t now_us)
 		return;
 	if (!broker_attempt_done(attempt))
 	{
-		if (now_us < broker->attempt_limit_us)
+		if (now_us < broker_attempt_limit_us(attempt))
 			return;
+		broker->begin_with = atomic_load(&attempt->server_index) + 1;
 		attempt_failed(broker, attempt, "the attempt to connect hangs, another one will be made");
 		broker_life_abandon(broker);
 		return;
@@ -284,7 +288,7 @@ check_link(Broker *broker, int64_t now_us)
 	}
 	else if (atomic_load(&broker->link->leaving) && broker->reconnect.next_at_us == BROKER_NEVER &&
 			 broker->attempt == NULL && broker->successor == NULL)
-		broker->reconnect.next_at_us = now_us;
+		back_off(broker, &broker->reconnect);
 }
 
 /* Runs what is due: a dead or stuck connection, a retry, a look at the stream. */

@@ -25,8 +25,11 @@ void
 broker_link_complain(BrokerLink *link, const char *words)
 {
 	pthread_mutex_lock(&link->lock);
-	broker_text(link->complaint, "%s", words);
-	link->complaint_us = broker_now_us();
+	if (!atomic_load(&link->mute))
+	{
+		broker_text(link->complaint, "%s", words);
+		link->complaint_us = broker_now_us();
+	}
 	pthread_mutex_unlock(&link->lock);
 }
 

@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <openssl/err.h>
+
 #include "broker_internal.h"
 
 /*
@@ -51,8 +53,8 @@ check_file(const char *path, const char *setting, bool secret, char *error)
 		excess = S_IWGRP | S_IXGRP | S_IRWXO;
 	if (!secret || (status.st_mode & excess) == 0)
 		return true;
-	broker_text(error, "%s is accessible for group or others: its mode must be 0600 or less, "
-				"or 0640 or less if root owns it", setting);
+	broker_text(error, "%s is accessible for group or others: its mode must be 0600, or 0640 if root owns it",
+				setting);
 	return false;
 }
 
@@ -83,10 +85,27 @@ check_settings(const BrokerConfig *config, char *error)
 		check_file(config->tls_key_file, "outbox.tls_key_file", true, error);
 }
 
-/* The library's words for a failure, with names of settings for those of files. */
+/*
+ * What the server finds wrong with our certificate comes after the handshake,
+ * while the library waits for a PONG, and the library doesn't tell. OpenSSL has
+ * it in this thread's queue, which broker_options_create() has emptied.
+ */
+static const char *
+tls_alert(natsStatus status)
+{
+	unsigned long code = ERR_peek_last_error();
+
+	return status != NATS_SSL_ERROR && ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_reason_error_string(code) : NULL;
+}
+
+/*
+ * The library's words for a failure of a call by this thread, with names of
+ * settings for those of files.
+ */
 void
 broker_options_error(const BrokerSettings *settings, natsStatus status, char *error)
 {
+	const char *alert = tls_alert(status);
 	const BrokerConfig *config = &settings->config;
 	const char *const names[][2] = {
 		{config->credentials_file, "outbox.credentials_file"},
@@ -97,6 +116,11 @@ broker_options_error(const BrokerSettings *settings, natsStatus status, char *er
 	};
 	const char *words = broker_nats_error(status);
 
+	if (alert != NULL)
+	{
+		broker_text(error, "TLS connection ended: %s", alert);
+		return;
+	}
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 	{
 		const char *path = names[i][0];
@@ -194,6 +218,7 @@ broker_options_create(const BrokerSettings *settings, const BrokerServer *server
 	char		public_key[BROKER_NKEY_SIZE] = "";
 	natsStatus	status;
 
+	ERR_clear_error();
 	if (!check_settings(config, error))
 		return NULL;
 	if (config->nkey_seed_file[0] != '\0' &&

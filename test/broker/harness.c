@@ -27,6 +27,7 @@ char		publish_error[BROKER_TEXT_SIZE];
 static int	tests_run;
 static int	tests_failed;
 static uint64_t next_id;
+static char own_id[32];
 
 int64_t
 clock_us(void)
@@ -510,12 +511,18 @@ online_broker(const Server *server)
 	return broker;
 }
 
+/* The last id that publish() has made. */
+const char *
+last_id(void)
+{
+	return own_id;
+}
+
 /* id NULL: a new one. expected_stream NULL: no such header. */
 BrokerPublishResult
 publish(Broker *broker, const char *subject, const char *id, const char *expected_stream, int size)
 {
 	static char data[2 * 1024 * 1024];
-	char		own_id[32];
 	BrokerHeader headers[2] = {{"Nats-Msg-Id", id}, {"Nats-Expected-Stream", expected_stream}};
 	BrokerMessage message = {.subject = subject, .headers = headers, .data = data, .data_len = size};
 	int64_t		begin_us = clock_us();
@@ -524,7 +531,7 @@ publish(Broker *broker, const char *subject, const char *id, const char *expecte
 
 	if (id == NULL)
 	{
-		snprintf(own_id, sizeof(own_id), "%d-%llu", (int) getpid(), (unsigned long long) ++next_id);
+		snprintf(own_id, sizeof(own_id), "%d-%08llu", (int) getpid(), (unsigned long long) ++next_id);
 		headers[0].value = own_id;
 	}
 	message.header_count = expected_stream != NULL ? 2 : 1;

@@ -67,6 +67,7 @@ extern int	outcomes(void);
 extern void tally_reset(void);
 extern BrokerPublishResult publish(Broker *broker, const char *subject, const char *id,
 								   const char *expected_stream, int size);
+extern const char *last_id(void);
 extern int	publish_many(Broker *broker, const char *subject, int count, int size);
 extern char publish_error[BROKER_TEXT_SIZE];
 
