@@ -11,7 +11,6 @@
 
 #include "outbox.h"
 
-#include "access/xlogdefs.h"
 #include "utils/hsearch.h"
 
 #include "broker.h"
@@ -169,7 +168,7 @@ extern void outbox_store_unload(OutboxRelay *relay);
 extern void outbox_store_load_pauses(OutboxRelay *relay);
 extern void outbox_store_record_requests(OutboxRelay *relay);
 extern void outbox_store_enact_redriven(OutboxRelay *relay);
-extern void outbox_store_enact_requests(OutboxRelay *relay, XLogRecPtr committed);
+extern void outbox_store_enact_requests(OutboxRelay *relay);
 extern void outbox_store_take_requests(OutboxRelay *relay);
 
 /* store_read.c */
@@ -182,7 +181,7 @@ extern void outbox_store_end(OutboxRelay *relay);
 /* store_settle.c */
 extern void outbox_store_run(const char *query, int count, Oid *types, Datum *values);
 extern void outbox_store_record(OutboxRelay *relay);
-extern void outbox_store_enact(OutboxRelay *relay, XLogRecPtr committed);
+extern void outbox_store_enact(OutboxRelay *relay);
 extern void outbox_store_settle(OutboxRelay *relay);
 extern void outbox_store_advance_watermark(OutboxRelay *relay);
 

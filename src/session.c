@@ -18,7 +18,6 @@
  */
 #include "session.h"
 
-#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "common/pg_prng.h"
 #include "funcapi.h"
@@ -69,7 +68,6 @@ typedef struct Given
 static OutboxRelay *session = NULL; /* NULL: no member */
 static HTAB *given = NULL;
 static Work work = WORK_NONE;
-static XLogRecPtr committed; /* end of the last transaction with work */
 
 /* ------------------------------------------------------------- transactions */
 
@@ -83,7 +81,6 @@ outbox_session_xact_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_COMMIT:
 			work = WORK_COMMITTED;
-			committed = XactLastCommitEnd;
 			break;
 		case XACT_EVENT_ABORT:
 			work = WORK_ABORTED;
@@ -221,8 +218,8 @@ catch_up(void)
 	switch (work)
 	{
 		case WORK_COMMITTED:
-			outbox_store_enact(session, committed);
-			outbox_store_enact_requests(session, committed);
+			outbox_store_enact(session);
+			outbox_store_enact_requests(session);
 			if (session->watermark_written > 0)
 				outbox_ownership_note_watermark(session->database, session->watermark_written);
 			break;

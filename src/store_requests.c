@@ -12,7 +12,6 @@
 #include "outbox.h"
 
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "utils/array.h"
@@ -245,7 +244,11 @@ outbox_store_record_requests(OutboxRelay *relay)
 		unpark(relay, &requests[i]);
 	}
 	if (count > 0)
+	{
+		/* On disk before anybody sees it: a discard that a crash took back could let a successor overtake its event. */
+		ForceSyncCommit();
 		delete_done(requests, count);
+	}
 	outbox_store_load_pauses(relay);
 	SPI_finish();
 	outbox_store_end(relay);
@@ -273,14 +276,10 @@ outbox_store_enact_redriven(OutboxRelay *relay)
 	relay->request_count = left;
 }
 
-/* After the commit, which ended at this place of the WAL. */
+/* After the commit. */
 void
-outbox_store_enact_requests(OutboxRelay *relay, XLogRecPtr committed)
+outbox_store_enact_requests(OutboxRelay *relay)
 {
-	if (relay->request_count == 0)
-		return;
-	/* A discard that a crash took back could let a successor overtake its event. */
-	XLogFlush(committed);
 	for (int i = 0; i < relay->request_count; i++)
 	{
 		if (relay->requests[i].done)
@@ -294,5 +293,5 @@ outbox_store_take_requests(OutboxRelay *relay)
 {
 	outbox_store_settle(relay);
 	outbox_store_record_requests(relay);
-	outbox_store_enact_requests(relay, XactLastCommitEnd);
+	outbox_store_enact_requests(relay);
 }

@@ -6,12 +6,11 @@
  * The relay's session commits asynchronously: a crash that loses a settle
  * makes the next relay send the same events again under the same ids, and a
  * watermark can't outlive the settles it stands on, which come before it in
- * the WAL. Only a verdict is flushed before anything follows from it.
+ * the WAL. A transaction with a verdict is flushed before it is visible.
  */
 #include "outbox.h"
 
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "executor/spi.h"
@@ -322,24 +321,22 @@ void
 outbox_store_record(OutboxRelay *relay)
 {
 	for (int i = relay->failures_recorded; i < relay->failure_count; i++)
+	{
 		relay->failures[i].state = state_of(relay, &relay->failures[i]);
+		/* On disk before anybody sees it: a verdict that a crash took back could let a successor overtake its event. */
+		if (relay->failures[i].final != NULL)
+			ForceSyncCommit();
+	}
 	write_ledger(relay, GetCurrentTimestamp());
 	write_deliveries(relay);
 	relay->acked_recorded = relay->acked_count;
 	relay->failures_recorded = relay->failure_count;
 }
 
-/* After the commit, which ended at this place of the WAL: acts on what was recorded. */
+/* After the commit: acts on what was recorded. */
 void
-outbox_store_enact(OutboxRelay *relay, XLogRecPtr committed)
+outbox_store_enact(OutboxRelay *relay)
 {
-	bool		verdicts = false;
-
-	for (int i = 0; i < relay->failures_recorded; i++)
-		verdicts |= relay->failures[i].final != NULL;
-	/* A verdict that a crash took back could let a successor overtake its event. */
-	if (verdicts)
-		XLogFlush(committed);
 	OUTBOX_TEST_POINT("settled");
 	for (int i = 0; i < relay->failures_recorded; i++)
 	{
@@ -368,7 +365,7 @@ outbox_store_settle(OutboxRelay *relay)
 	outbox_store_record(relay);
 	OUTBOX_TEST_POINT("settle");
 	outbox_store_end(relay);
-	outbox_store_enact(relay, XactLastCommitEnd);
+	outbox_store_enact(relay);
 }
 
 /* -------------------------------------------------------------- watermark */
