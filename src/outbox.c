@@ -96,7 +96,7 @@ check_nats_url(char **value, void **extra, GucSource source)
 		return true;
 	/* The standard message would show the value. */
 	GUC_check_errmsg("invalid value for parameter \"outbox.nats_url\"");
-	GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
+	GUC_check_errdetail("It is a comma-separated list of URLs without white space, each starting with \"nats://\" or \"tls://\".");
 	return false;
 }
 
