@@ -39,7 +39,7 @@ SELECT pg_temp.attempt($$SET outbox.nats_url = E'nats://user:S3cret\n@h'$$);
 
 -- the stream and the source
 SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['S', 'my_stream-1', repeat('s', 255)]) t;
-SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['', 'a b', 'a.b', 'a*', '>', 'a/b', 'a\b', E'a\tb', E'a\nb', repeat('s', 256)]) t;
+SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['', 'a b', 'a.b', 'a*', '>', 'a/b', 'a\b', E'a\tb', E'a\nb', repeat('s', 256), E'a\x01', E'a\x7f', 'Ü']) t;
 SELECT pg_temp.attempt(format('SET outbox.cloudevents_source = %L', t)) FROM unnest(ARRAY['', '/shop/é', repeat('s', 255), repeat('s', 256)]) t;
 
 -- bounds and units; PostgreSQL 17 shows the unit behind each bound

@@ -78,14 +78,18 @@ check_subject_template(char **value, void **extra, GucSource source)
 	return false;
 }
 
+/* NATS takes other bytes, too, but an acknowledgement that names them can't be compared (ack.c). */
 static bool
 check_stream(char **value, void **extra, GucSource source)
 {
-	if ((*value)[0] != '\0' && strlen(*value) < OUTBOX_TEXT_SIZE && strpbrk(*value, " .*>/\\\t\r\n") == NULL)
-		return true;
-	GUC_check_errdetail("A stream has a name of 1 to %d bytes without blanks, dots, wildcards and slashes.",
-						OUTBOX_TEXT_SIZE - 1);
-	return false;
+	bool		valid = (*value)[0] != '\0' && strlen(*value) < OUTBOX_TEXT_SIZE && strpbrk(*value, ".*>/\\") == NULL;
+
+	for (const char *c = *value; *c != '\0'; c++)
+		valid = valid && *c > ' ' && *c <= '~';
+	if (!valid)
+		GUC_check_errdetail("A stream has a name of 1 to %d ASCII characters without blanks, dots, wildcards and slashes.",
+							OUTBOX_TEXT_SIZE - 1);
+	return valid;
 }
 
 /* A secret in it is never repeated in a message. */
