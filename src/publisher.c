@@ -12,6 +12,7 @@
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/pmsignal.h"
 #include "utils/memutils.h"
 
 #include "clock.h"
@@ -49,8 +50,11 @@ close_broker(int code, Datum arg)
 	if (exiting_relay == NULL || exiting_relay->broker == NULL)
 		return;
 	block_signals(&saved);
-	/* A thread left inside the library must not see the process's exit handlers run. */
-	if (!broker_destroy(exiting_relay->broker, EXIT_GRACE_MS))
+	/*
+	 * A thread left inside the library must not see the process's exit handlers
+	 * run. When the postmaster is gone, a new one must not find us still here.
+	 */
+	if (!broker_destroy(exiting_relay->broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0))
 		_exit(code);
 	exiting_relay->broker = NULL;
 	restore_signals(&saved);
