@@ -103,7 +103,7 @@ recovers('cut');
 
 $proxy->mode('swallow');
 burst($node, $db, 'swallowed', 200);
-$status = check_outage($node, $db, 'black hole', state => 'active', reason => qr/no acknowledgement within 500 ms/);
+$status = check_outage($node, $db, 'black hole', state => 'broker unavailable', reason => qr/no acknowledgement within 500 ms/);
 $mark = log_mark($node);
 check_outage($node, $db, 'black hole before the connection', state => 'not connected', reason => qr/could not connect to .*Timeout/);
 drop_database_is_quick('black hole');
@@ -117,7 +117,7 @@ my $relay = relay_pid($node, $db);
 $accepted = $proxy->accepted;
 $proxy->mode('stall');
 burst($node, $db, 'stalled', 100);
-$status = check_outage($node, $db, 'stalled', state => 'active', reason => qr/no acknowledgement within 500 ms/, obeys => 0);
+$status = check_outage($node, $db, 'stalled', state => 'broker unavailable', reason => qr/no acknowledgement within 500 ms/, obeys => 0);
 $proxy->mode('forward');
 recovers('stalled');
 is($proxy->accepted, $accepted, 'stalled: no other connection was made');
