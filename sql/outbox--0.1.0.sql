@@ -424,6 +424,11 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION outbox.resume IS 'ends the pause that was made with the same arguments; false if there is none';
 
+CREATE FUNCTION outbox.flush(timeout interval DEFAULT '30 s') RETURNS boolean
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'outbox_flush';
+COMMENT ON FUNCTION outbox.flush(interval) IS
+'waits until every event that was committed before the call is published, a dead letter or discarded; false if that takes longer';
+
 CREATE FUNCTION outbox.error_counts(OUT class text, OUT count bigint)
 RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_error_counts';
 COMMENT ON FUNCTION outbox.error_counts() IS

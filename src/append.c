@@ -17,6 +17,7 @@
 #include "utils/snapmgr.h"
 
 #include "aggregate_lock.h"
+#include "backlog.h"
 #include "database.h"
 #include "encode.h"
 #include "event.h"
@@ -260,6 +261,7 @@ outbox_log_append(OutboxNewEvent *events, int count, OutboxOnConflict on_conflic
 	database = outbox_database_attach(catalog);
 	if (database == NULL)
 		warn_not_preloaded();
+	outbox_backlog_check(database);
 
 	(void) GetTopTransactionId();
 	lock_keys(events, count);

@@ -39,6 +39,7 @@ int			outbox_connect_timeout;
 int			outbox_retry_base_delay;
 int			outbox_retry_max_delay;
 int outbox_max_attempts;
+int			outbox_max_pending;
 int outbox_poison_policy;
 bool outbox_preserve_aggregate_order;
 char *outbox_dead_letter_subject;
@@ -166,6 +167,14 @@ define_envelope_settings(void)
 							   &outbox_traceparent, "", PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.tracestate", "W3C trace state that goes with outbox.traceparent.", NULL,
 							   &outbox_tracestate, "", PGC_USERSET, 0, NULL, NULL, NULL);
+}
+
+static void
+define_enqueue_settings(void)
+{
+	DefineCustomIntVariable("outbox.max_pending", "Events pending in the database, above which enqueueing fails.",
+							"0: no limit. What relays haven't read yet is counted by position, which is an upper bound.",
+							&outbox_max_pending, 0, 0, INT_MAX, PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_payload", "Largest event that may be enqueued, payload and headers together.", NULL,
 							&outbox_max_payload, 1000000, 1024, 64 * 1024 * 1024, PGC_SUSET, GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
@@ -294,6 +303,7 @@ _PG_init(void)
 {
 	define_connection_settings();
 	define_envelope_settings();
+	define_enqueue_settings();
 	define_relay_settings();
 	if (!process_shared_preload_libraries_in_progress)
 	{

@@ -96,6 +96,8 @@ typedef struct OutboxPlace
 	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
 	pg_atomic_uint64 in_flight; /* handed to the broker, no answer yet */
 	pg_atomic_uint64 oldest_pending;	/* TimestampTz of the oldest known pending event, 0: none */
+	pg_atomic_uint64 open_from;	/* its lowest known position that isn't terminal, PG_INT64_MAX: none */
+	pg_atomic_uint64 flush_seen; /* it has read everything committed before this call of flush() */
 } OutboxPlace;
 
 /* A relay's view of the ring of pushed ranges. */
@@ -131,6 +133,7 @@ typedef struct OutboxDatabase
 
 	LWLock		status_lock;
 	pg_atomic_uint32 requests;	/* raised when operators have asked for something: store_requests.c */
+	pg_atomic_uint64 flush_calls; /* calls of outbox.flush() */
 	pg_atomic_uint32 careful;	/* the next relay builds each event in a subtransaction: one can't be read */
 	pg_atomic_uint64 errors[OUTBOX_ERROR_CLASSES]; /* failures to publish since the server started */
 	OutboxPlace	places[OUTBOX_MAX_RELAYS];
@@ -218,6 +221,7 @@ extern int	outbox_connect_timeout;
 extern int	outbox_retry_base_delay;
 extern int	outbox_retry_max_delay;
 extern int outbox_max_attempts;
+extern int	outbox_max_pending;
 extern int outbox_poison_policy;
 extern bool outbox_preserve_aggregate_order;
 extern char *outbox_dead_letter_subject;

@@ -26,6 +26,7 @@
 #include "utils/snapmgr.h"
 
 #include "aggregate_lock.h"
+#include "backlog.h"
 #include "clock.h"
 #include "feed.h"
 #include "launcher.h"
@@ -34,7 +35,6 @@
 /* The net under lost wake-ups, and the pace of everything that isn't urgent. */
 #define IDLE_MS 5000
 #define WATERMARK_US INT64CONST(2000000)
-#define OLDEST_US INT64CONST(1000000)
 
 /* Read ahead of the broker by so many windows, not further: it is only memory. */
 #define READ_AHEAD 4
@@ -205,30 +205,6 @@ attach(int place)
 	return joined;
 }
 
-static void
-publish_counts(int64 now)
-{
-	static int64 oldest_at = 0;
-	ScheduleCounts counts;
-	int64		pending;
-	int64		oldest;
-
-	outbox_schedule_get_counts(relay.schedule, &counts);
-	pending = counts.held + counts.deferred + relay.acked_count;
-	for (int i = 0; i < relay.late.count; i++)
-		pending += relay.late.ranges[i].hi - relay.late.ranges[i].lo + 1;
-	pg_atomic_write_u64(&relay.self->known_pending, pending);
-	if (counts.aggregates == 0)
-		pg_atomic_write_u64(&relay.self->oldest_pending, 0);
-	else if (now >= oldest_at)
-	{
-		/* A walk over all aggregates, so not each time. */
-		oldest = outbox_schedule_oldest(relay.schedule);
-		pg_atomic_write_u64(&relay.self->oldest_pending, oldest == PG_INT64_MAX ? 0 : oldest);
-		oldest_at = now + OLDEST_US;
-	}
-}
-
 /* Whether reading more serves anything now. */
 static bool
 should_read(bool woken)
@@ -330,6 +306,8 @@ reload_settings(void)
 	ProcessConfigFile(PGC_SIGHUP);
 	/* Another number of relays, another part of what they share. */
 	relay.reload_wanted |= outbox_workers != workers;
+	/* Other keys in the schedule. */
+	relay.reload_wanted |= outbox_preserve_aggregate_order != relay.preserve_order;
 	limits.max_bytes = (size_t) outbox_relay_memory * 1024 / 2;
 	limits.max_queue = OUTBOX_MAX_QUEUE;
 	outbox_schedule_set_limits(relay.schedule, &limits);
@@ -358,7 +336,7 @@ drain(void)
 		outbox_membership_change(&relay);
 		relay.changing = false;
 	}
-	publish_counts(outbox_clock_now());
+	outbox_backlog_say(&relay, outbox_clock_now());
 	outbox_publisher_report(&relay);
 	return !relay.changing;
 }
@@ -377,6 +355,7 @@ work(bool woken)
 	if (pg_atomic_read_u32(&relay.database->requests) != relay.requests_seen || now >= relay.requests_at)
 		outbox_store_take_requests(&relay);
 	outbox_store_refill(&relay);
+	woken |= outbox_backlog_is_asked(&relay);
 	if (should_read(woken))
 		outbox_store_read(&relay);
 	outbox_publisher_send(&relay);
@@ -388,7 +367,7 @@ work(bool woken)
 		outbox_store_advance_watermark(&relay);
 		relay.watermark_at = now + WATERMARK_US;
 	}
-	publish_counts(now);
+	outbox_backlog_say(&relay, now);
 	outbox_publisher_report(&relay);
 }
 

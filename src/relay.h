@@ -96,6 +96,8 @@ typedef struct OutboxRelay
 	int64		pushed_up_to;	/* highest position that was pushed */
 	OutboxRangeList late;		/* at or below read_up_to, still to be read */
 	bool		more_to_read;	/* the last read stopped before its end */
+	uint64		flush_read;		/* OutboxDatabase.flush_calls before the last read */
+	int64		oldest_at;		/* when to look for the oldest pending event again */
 	bool		keys_left_behind;	/* a prepared transaction has ended: sweep the aggregate locks */
 	MemoryContext row_context;	/* reset for each row */
 	bool		careful;		/* a row could not be read: each one in a subtransaction */

@@ -58,6 +58,8 @@ init_place(OutboxPlace *place)
 	pg_atomic_init_u64(&place->read_up_to, 0);
 	pg_atomic_init_u64(&place->in_flight, 0);
 	pg_atomic_init_u64(&place->oldest_pending, 0);
+	pg_atomic_init_u64(&place->open_from, 0);
+	pg_atomic_init_u64(&place->flush_seen, 0);
 }
 
 static void
@@ -74,6 +76,7 @@ init_database(OutboxDatabase *database, int tranche)
 	outbox_slots_reset(&database->slots);
 	LWLockInitialize(&database->status_lock, tranche);
 	pg_atomic_init_u32(&database->requests, 0);
+	pg_atomic_init_u64(&database->flush_calls, 0);
 	pg_atomic_init_u32(&database->careful, 0);
 	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
 		pg_atomic_init_u64(&database->errors[i], 0);

@@ -10,6 +10,7 @@
 #include "executor/spi.h"
 #include "utils/memutils.h"
 
+#include "backlog.h"
 #include "clock.h"
 #include "log.h"
 #include "relay.h"
@@ -163,6 +164,8 @@ outbox_store_unload(OutboxRelay *relay)
 	relay->late.count = 0;
 	relay->pushed_up_to = 0;
 	relay->in_flight_bytes = 0;
+	relay->flush_read = 0;
+	outbox_backlog_forget(relay);
 }
 
 /* Makes tracker and schedule and fills them with what relays have recorded. */

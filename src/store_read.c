@@ -430,6 +430,7 @@ void
 outbox_store_read(OutboxRelay *relay)
 {
 	OutboxReader reader = {relay, OUTBOX_READ_BATCH, InvalidXLogRecPtr};
+	uint64		flush_calls = pg_atomic_read_u64(&relay->database->flush_calls);
 	int64		end = pg_atomic_read_u64(&relay->database->max_assigned);
 	TimestampTz started = GetCurrentTimestamp();
 
@@ -448,5 +449,6 @@ outbox_store_read(OutboxRelay *relay)
 	}
 	/* A push may lie above the end that was read before it. */
 	relay->more_to_read = relay->late.count > 0 || relay->read_up_to < Max(end, relay->pushed_up_to);
+	relay->flush_read = flush_calls;
 	pg_atomic_write_u64(&relay->self->read_up_to, relay->read_up_to);
 }

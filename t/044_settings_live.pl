@@ -78,10 +78,21 @@ my %setting = (
 	retry_max_delay => { context => 'superuser', invalid => [ @$numbers, 86400001 ], valid => [ '200ms', '250ms' ] },
 	# a quarter of it may be in flight: 256 kB
 	relay_memory => { context => 'superuser', invalid => [ '-1', '0', '1kB', '9999999TB', 'much', '' ], valid => [ '1MB', '2MB' ], effect => sub { in_flight(100_000, '= 3') } },
+	max_attempts => { context => 'superuser', invalid => [ @$numbers ], valid => [ 3, 2147483647 ] },
+	max_pending => {
+		context => 'superuser',
+		invalid => [ '-1', '2147483648', '9999999d', 'much', '' ],
+		valid => [ 1000000, 2000000 ],
+	},
+	poison_policy => { context => 'superuser', invalid => [ 'drop', '1', '' ], valid => [ 'block', 'park' ] },
+	preserve_aggregate_order => { context => 'superuser', live => 0, invalid => [ 'maybe', '2', '' ], valid => [ 'off', 'on' ] },
+	dead_letter_subject => { context => 'superuser', invalid => [ 'a..b', 'a.*', '>', 'a b', '{aggregate_id}', 'a.{event_type}' ], valid => [ 'dead.letters', 'dead' ] },
+	workers => { context => 'sighup', live => 0, invalid => [ '-1', '9', '9999999d', 'much', '' ], valid => [ 2, 1 ] },
+	lease_ttl => { context => 'sighup', invalid => [ @$numbers, 999, 600001 ], valid => [ '2s', '3000' ] },
 	max_open_aggregates => { context => 'postmaster', invalid => [ @$numbers, 999, 100000001 ], restart => 5000 },
 	max_databases => { context => 'postmaster', invalid => [ @$numbers, 1025 ], restart => 5 },
 );
-my @live = grep { $setting{$_}{live} // $setting{$_}{context} eq 'superuser' } sort keys %setting;
+my @live = grep { $setting{$_}{live} // $setting{$_}{context} =~ /^(superuser|sighup)$/ } sort keys %setting;
 
 sub quote { return "'" . ($_[0] =~ s/'/''/gr) . "'" }
 
