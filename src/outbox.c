@@ -288,6 +288,7 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 	/* A dropped database is still in pg_database until the commit: no relay shall look for it. */
 	if (!IsA(statement->utilityStmt, DropdbStmt))
 		outbox_give_way_after(dboid);
+	outbox_give_way_note_settings(statement->utilityStmt);
 	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
 	if (ends_prepared)
 	{
@@ -317,6 +318,7 @@ _PG_init(void)
 	outbox_shmem_install();
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
+	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	previous_object_access_hook = object_access_hook;
 	object_access_hook = object_access;
 	previous_utility_hook = ProcessUtility_hook;
