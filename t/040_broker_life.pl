@@ -202,7 +202,7 @@ recovers($node, 'one stream less');
 $limited->write_config(config => accounts('64KB', 1));
 $limited->restart;
 burst($node, $db, 'storage', 400);
-check_outage($node, $db, 'no more storage', state => 'broker unavailable', reason => qr/resource limits exceeded for account \(10002\)/);
+check_outage($node, $db, 'no more storage', state => 'broker unavailable', reason => qr/error 10002: resource limits exceeded for account/);
 untouched_attempts($node, $db, 'no more storage, still');
 $limited->write_config(config => accounts('10MB', 1));
 $limited->restart;
