@@ -34,6 +34,15 @@ typedef struct Builder
 	int			value[MAX_HEADERS];
 } Builder;
 
+/* Where in it the texts are that the event names itself. */
+typedef struct Texts
+{
+	int			subject;
+	int			aggregate_type;
+	int			aggregate_id;
+	int			event_type;
+} Texts;
+
 static int
 add_string(Builder *builder, const char *text)
 {
@@ -157,7 +166,7 @@ add_subject(Builder *builder, const OutboxRow *row)
 
 /* Lays the block out: struct, header array, strings, payload. NULL: out of memory. */
 static OutboxEvent *
-assemble(const Builder *builder, int subject, int aggregate_type, const char *payload, int payload_len)
+assemble(const Builder *builder, const Texts *texts, const char *payload, int payload_len)
 {
 	Size		headers_size = sizeof(BrokerHeader) * builder->count;
 	Size		size = sizeof(OutboxEvent) + headers_size + builder->strings.len + payload_len;
@@ -179,8 +188,10 @@ assemble(const Builder *builder, int subject, int aggregate_type, const char *pa
 	memcpy(strings + builder->strings.len, payload, payload_len);
 
 	event->event_id = headers[0].value;
-	event->aggregate_type = strings + aggregate_type;
-	event->message.subject = strings + subject;
+	event->aggregate_type = strings + texts->aggregate_type;
+	event->aggregate_id = strings + texts->aggregate_id;
+	event->event_type = strings + texts->event_type;
+	event->message.subject = strings + texts->subject;
 	event->message.headers = headers;
 	event->message.header_count = builder->count;
 	event->message.data = strings + builder->strings.len;
@@ -198,17 +209,18 @@ outbox_envelope_build(const OutboxRow *row)
 {
 	Builder		builder;
 	OutboxEvent *event;
-	int			subject;
-	int			aggregate_type;
+	Texts		texts;
 
 	builder.count = 0;
 	initStringInfo(&builder.strings);
-	subject = add_subject(&builder, row);
-	aggregate_type = add_string(&builder, row->aggregate_type);
+	texts.subject = add_subject(&builder, row);
+	texts.aggregate_type = add_string(&builder, row->aggregate_type);
+	texts.aggregate_id = add_string(&builder, row->aggregate_id);
+	texts.event_type = add_string(&builder, row->event_type);
 	add_own_headers(&builder, row);
 	add_user_headers(&builder, row);
 
-	event = assemble(&builder, subject, aggregate_type, row->payload, row->payload_len);
+	event = assemble(&builder, &texts, row->payload, row->payload_len);
 	if (event == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),

@@ -23,7 +23,9 @@ typedef struct OutboxEvent
 	int			attempts;		/* that counted, so far */
 	bool		has_delivery;	/* outbox.delivery has a row of it */
 	const char *event_id;		/* these in text, within the block */
-	const char *aggregate_type;
+	const char *aggregate_type;	/* these three in the server's encoding */
+	const char *aggregate_id;
+	const char *event_type;
 	const char *broken;			/* why the row can't be read; there is no message then */
 	BrokerMessage message;
 } OutboxEvent;

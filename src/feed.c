@@ -58,6 +58,13 @@ outbox_feed_announce(OutboxDatabase *database)
 	my_database = database;
 }
 
+/* Whether the current transaction has. */
+bool
+outbox_feed_has_enqueued(void)
+{
+	return my_database != NULL;
+}
+
 static void
 merge_closest_runs(void)
 {

@@ -10,6 +10,7 @@
 #include "access/xact.h"
 
 /* Enqueueing side. */
+extern bool outbox_feed_has_enqueued(void);
 extern void outbox_feed_announce(OutboxDatabase *database);
 extern int64 outbox_feed_next_position(OutboxDatabase *database, Oid sequence);
 extern void outbox_feed_raise_max_assigned(OutboxDatabase *database, int64 position);

@@ -36,7 +36,7 @@ void
 outbox_membership_renew(OutboxRelay *relay)
 {
 	if (!outbox_ownership_renew(&relay->member))
-		outbox_relay_leave("others have its aggregates");
+		outbox_relay_leave(relay, "others have its aggregates");
 	checked_at = renewed_at = outbox_clock_now();
 }
 
@@ -47,14 +47,14 @@ outbox_membership_check(OutboxRelay *relay)
 	int64		now = outbox_clock_now();
 
 	if (now - checked_at > lease_us() / 2)
-		outbox_relay_leave("it stood still for half its lease");
+		outbox_relay_leave(relay, "it stood still for half its lease");
 	if (now - renewed_at >= lease_us() / 8)
 	{
 		outbox_membership_renew(relay);
 		return;
 	}
 	if (!outbox_ownership_is_valid(&relay->member))
-		outbox_relay_leave("others have its aggregates");
+		outbox_relay_leave(relay, "others have its aggregates");
 	checked_at = now;
 }
 
@@ -71,7 +71,7 @@ void
 outbox_membership_fence(OutboxRelay *relay)
 {
 	if (!outbox_ownership_fence(&relay->member))
-		outbox_relay_leave("others have its aggregates");
+		outbox_relay_leave(relay, "others have its aggregates");
 }
 
 /* Whether the relay should drain and call outbox_membership_change(). */
@@ -99,12 +99,12 @@ outbox_membership_change(OutboxRelay *relay)
 	seen_generation = *(volatile uint32 *) &relay->database->slots.generation;
 	relay->reload_wanted = false;
 	if (!outbox_ownership_change(&relay->member, &relay->slots))
-		outbox_relay_leave("others have its aggregates");
+		outbox_relay_leave(relay, "others have its aggregates");
 	outbox_claims_reset(relay);
 	outbox_store_unload(relay);
 	outbox_store_begin(relay);
 	outbox_store_load(relay);
-	outbox_store_end();
+	outbox_store_end(relay);
 	outbox_membership_renew(relay);
 	if (relay->slots != before)
 		ereport(DEBUG1,
@@ -121,6 +121,6 @@ outbox_membership_watermark(OutboxRelay *relay, int64 own)
 	int64		common;
 
 	if (!outbox_ownership_say_watermark(&relay->member, own, &common))
-		outbox_relay_leave("others have its aggregates");
+		outbox_relay_leave(relay, "others have its aggregates");
 	return common;
 }

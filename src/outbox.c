@@ -18,6 +18,7 @@
 #include "give_way.h"
 #include "launcher.h"
 #include "operators.h"
+#include "session.h"
 #include "url.h"
 
 PG_MODULE_MAGIC;
@@ -319,6 +320,8 @@ _PG_init(void)
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
 	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
+	RegisterXactCallback(outbox_session_xact_callback, NULL);
+	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);
 	previous_object_access_hook = object_access_hook;
 	object_access_hook = object_access;
 	previous_utility_hook = ProcessUtility_hook;

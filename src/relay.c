@@ -59,10 +59,19 @@ outbox_relay_out_of_memory(void)
 			 errmsg("out of memory")));
 }
 
-/* This process has no say any more, and must not act on anything it knows. */
+/*
+ * This process has no say any more, and must not act on anything it knows. A
+ * client's session gets an error and may claim anew; a relay's process ends.
+ */
 void
-outbox_relay_leave(const char *reason)
+outbox_relay_leave(OutboxRelay *leaving, const char *reason)
 {
+	if (leaving->session)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the lease of this session's aggregates is lost"),
+				 errdetail("Another relay may have published what it had claimed: %s.", reason),
+				 errhint("Forget what was claimed, and call outbox.claim() again.")));
 	asked = true;
 	ereport(LOG,
 			(errmsg("outbox relay %d leaves: %s", relay.member.place, reason)));

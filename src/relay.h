@@ -11,6 +11,7 @@
 
 #include "outbox.h"
 
+#include "access/xlogdefs.h"
 #include "utils/hsearch.h"
 
 #include "broker.h"
@@ -42,6 +43,7 @@ typedef struct OutboxFailure
 {
 	int64		position;
 	uint64		agg_hash;
+	char		state;			/* of the delivery row, once recorded */
 	OutboxEvent *final;			/* no further attempt; NULL: will be retried */
 	bool		counted;		/* it used up an attempt */
 	int64		retry_at;		/* on the relay's clock; not for a final one */
@@ -80,6 +82,7 @@ typedef struct OutboxRelay
 {
 	OutboxDatabase *database;
 	char	   *database_name;
+	bool		session;		/* a client does the publishing: session.c */
 	OutboxPlace *self;
 	OutboxMember member;
 	uint64		slots;			/* as bits; events of other slots are not its own */
@@ -108,6 +111,8 @@ typedef struct OutboxRelay
 	/* Operators. */
 	uint32		requests_seen;	/* of OutboxDatabase.requests */
 	int64		redrive_until;	/* for so long redriven events may meet later ones of their aggregate */
+	struct OutboxRequest *requests; /* recorded, to be enacted after the commit */
+	int			request_count;
 	int64		requests_at;	/* some had to wait: look again then; PG_INT64_MAX: none */
 	OutboxPauseList pauses;
 
@@ -119,11 +124,14 @@ typedef struct OutboxRelay
 	/* Settling. */
 	OutboxAcked acked[OUTBOX_MAX_CLAIMED];
 	int			acked_count;
+	int			acked_recorded;	/* so many of them are, in a transaction that may go on */
 	OutboxFailure failures[OUTBOX_FAILURE_BATCH];
 	int			failure_count;
+	int			failures_recorded;
 	int64		notes_from;		/* the second in which notes_made failures that don't count were recorded */
 	int			notes_made;
 	int64		settle_at;		/* when the oldest of them is due; PG_INT64_MAX: none */
+	int64		watermark_written; /* in a session: not known to be committed */
 	int64		watermark_at;	/* next write of the watermark, if it moved */
 
 	MemoryContext loop_context; /* reset in each round of the loop */
@@ -138,7 +146,7 @@ outbox_relay_owns(const OutboxRelay *relay, uint64 aggregate)
 
 /* relay.c */
 OUTBOX_NORETURN extern void outbox_relay_out_of_memory(void);
-OUTBOX_NORETURN extern void outbox_relay_leave(const char *reason);
+OUTBOX_NORETURN extern void outbox_relay_leave(OutboxRelay *relay, const char *reason);
 
 /* membership.c */
 extern void outbox_membership_check(OutboxRelay *relay);
@@ -160,6 +168,9 @@ extern void outbox_store_unload(OutboxRelay *relay);
 
 /* store_requests.c */
 extern void outbox_store_load_pauses(OutboxRelay *relay);
+extern void outbox_store_record_requests(OutboxRelay *relay);
+extern void outbox_store_enact_redriven(OutboxRelay *relay);
+extern void outbox_store_enact_requests(OutboxRelay *relay, XLogRecPtr committed);
 extern void outbox_store_take_requests(OutboxRelay *relay);
 
 /* store_read.c */
@@ -167,10 +178,12 @@ extern void outbox_store_read(OutboxRelay *relay);
 extern void outbox_store_refill(OutboxRelay *relay);
 extern uint64 outbox_store_key(const OutboxRelay *relay, uint64 agg_hash, int64 position);
 extern void outbox_store_begin(OutboxRelay *relay);
-extern void outbox_store_end(void);
+extern void outbox_store_end(OutboxRelay *relay);
 
 /* store_settle.c */
 extern void outbox_store_run(const char *query, int count, Oid *types, Datum *values);
+extern void outbox_store_record(OutboxRelay *relay);
+extern void outbox_store_enact(OutboxRelay *relay, XLogRecPtr committed);
 extern void outbox_store_settle(OutboxRelay *relay);
 extern void outbox_store_advance_watermark(OutboxRelay *relay);
 

@@ -34,14 +34,20 @@
 /* ---------------------------------------------------------- transactions */
 
 /*
- * Starts a transaction with a snapshot. When the extension is gone there is
- * nothing left to do here: the process ends, quietly.
+ * Starts a transaction with a snapshot; in a client's session, whose transaction
+ * goes on, takes a new snapshot only. When the extension is gone there is nothing
+ * left to do here: the process ends, quietly.
  */
 void
 outbox_store_begin(OutboxRelay *relay)
 {
 	const OutboxCatalog *catalog;
 
+	if (relay->session)
+	{
+		PushActiveSnapshot(GetLatestSnapshot());
+		return;
+	}
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	catalog = outbox_database_lock();
@@ -55,9 +61,11 @@ outbox_store_begin(OutboxRelay *relay)
 
 /* Ends it, and tells autovacuum what was written. */
 void
-outbox_store_end(void)
+outbox_store_end(OutboxRelay *relay)
 {
 	PopActiveSnapshot();
+	if (relay->session)
+		return;
 	CommitTransactionCommand();
 	(void) pgstat_report_stat(false);
 }
@@ -443,7 +451,7 @@ outbox_store_read(OutboxRelay *relay)
 		read_late(&reader);
 		if (relay->late.count == 0)
 			read_pass(&reader, end);
-		outbox_store_end();
+		outbox_store_end(relay);
 		outbox_reader_log(&reader, "read", started);
 		outbox_reader_make_durable(&reader);
 	}

@@ -287,7 +287,7 @@ outbox_store_refill(OutboxRelay *relay)
 	TimestampTz	started = GetCurrentTimestamp();
 
 	/* What failed must be read as such; and what was acknowledged, where events before it were redriven. */
-	if (outbox_schedule_refill_is_due(relay->schedule, outbox_clock_now()) &&
+	if (!relay->session && outbox_schedule_refill_is_due(relay->schedule, outbox_clock_now()) &&
 		(relay->failure_count > 0 || outbox_clock_now() < relay->redrive_until))
 		outbox_store_settle(relay);
 	if (!outbox_schedule_next_refill(relay->schedule, outbox_clock_now(), &wish))
@@ -298,7 +298,7 @@ outbox_store_refill(OutboxRelay *relay)
 		CHECK_FOR_INTERRUPTS();
 		refill_one(&reader, &wish);
 	} while (reader.budget > 0 && outbox_schedule_next_refill(relay->schedule, outbox_clock_now(), &wish));
-	outbox_store_end();
+	outbox_store_end(relay);
 	outbox_reader_log(&reader, "read again", started);
 	outbox_reader_make_durable(&reader);
 }

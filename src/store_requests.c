@@ -33,7 +33,7 @@
 #define REQUEST_REDRIVEN 'r'
 #define REQUEST_DISCARD 'x'
 
-typedef struct Request
+typedef struct OutboxRequest
 {
 	int64		id;
 	char		kind;
@@ -41,7 +41,9 @@ typedef struct Request
 	int64		position;		/* the aggregate's first redriven event, or the one to discard */
 	TimestampTz	created_at;
 	bool		done;
-} Request;
+} OutboxRequest;
+
+typedef OutboxRequest Request;
 
 /* ---------------------------------------------------------------- pauses */
 
@@ -106,7 +108,7 @@ read_requests(const OutboxRelay *relay, int *count)
 	if (SPI_execute_with_args(query, 1, types, values, NULL, true, REQUEST_BATCH) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.request");
 	*count = (int) SPI_processed;
-	requests = MemoryContextAllocZero(relay->loop_context, sizeof(Request) * (*count + 1));
+	requests = MemoryContextAllocZero(TopMemoryContext, sizeof(Request) * (*count + 1));
 	for (int i = 0; i < *count; i++)
 	{
 		HeapTuple	tuple = SPI_tuptable->vals[i];
@@ -216,18 +218,20 @@ enact(OutboxRelay *relay, const Request *request)
 	outbox_schedule_reread(relay->schedule, key);
 }
 
-/* Takes up what operators have asked for since the last time, as far as it can be done now. */
+/*
+ * Does what operators have asked for since the last time, as far as it can be
+ * done now, in the current transaction; the rest is outbox_store_enact_requests()'s.
+ */
 void
-outbox_store_take_requests(OutboxRelay *relay)
+outbox_store_record_requests(OutboxRelay *relay)
 {
-	Request	   *requests;
 	int			count;
+	Request	   *requests;
 	bool		again;
 
 	relay->requests_seen = pg_atomic_read_u32(&relay->database->requests);
 	relay->requests_at = PG_INT64_MAX;
 	pg_memory_barrier();
-	outbox_store_settle(relay);
 	outbox_store_begin(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
@@ -244,15 +248,51 @@ outbox_store_take_requests(OutboxRelay *relay)
 		delete_done(requests, count);
 	outbox_store_load_pauses(relay);
 	SPI_finish();
-	outbox_store_end();
-	/* A discard that a crash took back could let a successor overtake its event. */
-	if (count > 0)
-		XLogFlush(XactLastCommitEnd);
-	for (int i = 0; i < count; i++)
-	{
-		if (requests[i].done)
-			enact(relay, &requests[i]);
-	}
+	outbox_store_end(relay);
+	if (relay->requests != NULL)
+		pfree(relay->requests);
+	relay->requests = requests;
+	relay->request_count = count;
 	if (again)
 		relay->requests_at = outbox_clock_now() + AGAIN_US;
+}
+
+/* Redriven events alone may be taken up before the commit: should it fail, all is read afresh. */
+void
+outbox_store_enact_redriven(OutboxRelay *relay)
+{
+	int			left = 0;
+
+	for (int i = 0; i < relay->request_count; i++)
+	{
+		if (relay->requests[i].kind == REQUEST_DISCARD)
+			relay->requests[left++] = relay->requests[i];
+		else
+			enact(relay, &relay->requests[i]);
+	}
+	relay->request_count = left;
+}
+
+/* After the commit, which ended at this place of the WAL. */
+void
+outbox_store_enact_requests(OutboxRelay *relay, XLogRecPtr committed)
+{
+	if (relay->request_count == 0)
+		return;
+	/* A discard that a crash took back could let a successor overtake its event. */
+	XLogFlush(committed);
+	for (int i = 0; i < relay->request_count; i++)
+	{
+		if (relay->requests[i].done)
+			enact(relay, &relay->requests[i]);
+	}
+	relay->request_count = 0;
+}
+
+void
+outbox_store_take_requests(OutboxRelay *relay)
+{
+	outbox_store_settle(relay);
+	outbox_store_record_requests(relay);
+	outbox_store_enact_requests(relay, XactLastCommitEnd);
 }

@@ -86,7 +86,7 @@ insert_ledger_row(OutboxRelay *relay, OutboxWriter *writer, const OutboxAcked *e
 	outbox_writer_insert(writer, values, nulls);
 }
 
-/* Records all acked positions; the array is sorted on the way. */
+/* Records the acked positions; the array is sorted on the way. */
 static void
 write_ledger(OutboxRelay *relay, TimestampTz now)
 {
@@ -94,8 +94,8 @@ write_ledger(OutboxRelay *relay, TimestampTz now)
 	OutboxWriter writer;
 	int			child = -1;
 
-	qsort(relay->acked, relay->acked_count, sizeof(OutboxAcked), compare_acked);
-	for (int first = 0, next; first < relay->acked_count; first = next)
+	qsort(relay->acked + relay->acked_recorded, relay->acked_count - relay->acked_recorded, sizeof(OutboxAcked), compare_acked);
+	for (int first = relay->acked_recorded, next; first < relay->acked_count; first = next)
 	{
 		OutboxAcked *entry = &relay->acked[first];
 
@@ -160,7 +160,7 @@ state_of(const OutboxRelay *relay, const OutboxFailure *entry)
 
 /* One statement for all; a position is in it once, because it is read again only after this. */
 static void
-write_failures(const OutboxRelay *relay, const char *states)
+write_failures(const OutboxRelay *relay)
 {
 	static const char query[] =
 		"INSERT INTO outbox.delivery AS d (position, agg_hash, state, attempts, next_attempt_at, last_code, last_error, failed_at)"
@@ -176,23 +176,24 @@ write_failures(const OutboxRelay *relay, const char *states)
 	Oid			types[] = {INT8ARRAYOID, INT8ARRAYOID, CHARARRAYOID, INT4ARRAYOID, TIMESTAMPTZARRAYOID, INT4ARRAYOID, TEXTARRAYOID};
 	Datum	   *columns[lengthof(element)];
 	Datum		values[lengthof(element)];
+	int			count = relay->failure_count - relay->failures_recorded;
 
 	for (int i = 0; i < lengthof(element); i++)
-		columns[i] = palloc(sizeof(Datum) * relay->failure_count);
-	for (int i = 0; i < relay->failure_count; i++)
+		columns[i] = palloc(sizeof(Datum) * count);
+	for (int i = 0; i < count; i++)
 	{
-		const OutboxFailure *entry = &relay->failures[i];
+		const OutboxFailure *entry = &relay->failures[relay->failures_recorded + i];
 
 		columns[0][i] = Int64GetDatum(entry->position);
 		columns[1][i] = Int64GetDatum((int64) entry->agg_hash);
-		columns[2][i] = CharGetDatum(states[i]);
+		columns[2][i] = CharGetDatum(entry->state);
 		columns[3][i] = Int32GetDatum(entry->counted ? 1 : 0);
 		columns[4][i] = TimestampTzGetDatum(outbox_clock_timestamp(entry->retry_at));
 		columns[5][i] = Int32GetDatum(entry->code);
 		columns[6][i] = CStringGetTextDatum(entry->text);
 	}
 	for (int i = 0; i < lengthof(element); i++)
-		values[i] = array_of(columns[i], relay->failure_count, element[i]);
+		values[i] = array_of(columns[i], count, element[i]);
 	outbox_store_run(query, lengthof(types), types, values);
 }
 
@@ -205,7 +206,7 @@ close_deliveries(const OutboxRelay *relay)
 	Datum		value;
 	int			count = 0;
 
-	for (int i = 0; i < relay->acked_count; i++)
+	for (int i = relay->acked_recorded; i < relay->acked_count; i++)
 	{
 		if (relay->acked[i].has_delivery)
 			positions[count++] = Int64GetDatum(relay->acked[i].position);
@@ -219,19 +220,19 @@ close_deliveries(const OutboxRelay *relay)
 }
 
 static void
-write_deliveries(OutboxRelay *relay, const char *states)
+write_deliveries(OutboxRelay *relay)
 {
-	bool		any = relay->failure_count > 0;
+	bool		any = relay->failure_count > relay->failures_recorded;
 
-	for (int i = 0; i < relay->acked_count && !any; i++)
+	for (int i = relay->acked_recorded; i < relay->acked_count && !any; i++)
 		any = relay->acked[i].has_delivery;
 	if (!any)
 		return;
 	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	if (relay->failure_count > 0)
-		write_failures(relay, states);
+	if (relay->failure_count > relay->failures_recorded)
+		write_failures(relay);
 	close_deliveries(relay);
 	SPI_finish();
 }
@@ -254,7 +255,7 @@ append_ascii(StringInfo json, const char *text)
 
 /* Once for each dead letter, after it is recorded. */
 static void
-tell(OutboxRelay *relay, const OutboxFailure *entry, char state)
+tell(OutboxRelay *relay, const OutboxFailure *entry)
 {
 	const OutboxEvent *event = entry->final;
 	const char *subject = event->broken != NULL ? "" : event->message.subject;
@@ -264,8 +265,8 @@ tell(OutboxRelay *relay, const OutboxFailure *entry, char state)
 			(errmsg("event %s can't be published and becomes a dead letter", event->event_id),
 			 errdetail("%s. Position " INT64_FORMAT ", subject \"%s\", %d attempts.", entry->text, entry->position, subject,
 					   event->attempts + 1),
-			 state == DELIVERY_FAILED ? errhint("See outbox.dead_letters; outbox.redrive() sends it again.") :
-										errhint("Its aggregate waits; see outbox.blocked_aggregates, outbox.redrive() and outbox.discard().")));
+			 entry->state == DELIVERY_FAILED ? errhint("See outbox.dead_letters; outbox.redrive() sends it again.") :
+											   errhint("Its aggregate waits; see outbox.blocked_aggregates, outbox.redrive() and outbox.discard().")));
 
 	if (outbox_dead_letter_subject[0] == '\0')
 		return;
@@ -290,14 +291,14 @@ settle_position(OutboxRelay *relay, int64 position)
 
 /* The verdict is on disk: the successors go on, wait, or follow. */
 static void
-enact(OutboxRelay *relay, const OutboxFailure *entry, char state)
+enact(OutboxRelay *relay, const OutboxFailure *entry)
 {
 	SchedEvent *event = &entry->final->schedule;
 	uint64		agg_hash = entry->agg_hash;
 
-	tell(relay, entry, state);
+	tell(relay, entry);
 	outbox_claims_release(relay, entry->final->claim, entry->position);
-	switch (state)
+	switch (entry->state)
 	{
 		case DELIVERY_BLOCKING:
 			outbox_schedule_hold(relay->schedule, event);
@@ -316,18 +317,43 @@ enact(OutboxRelay *relay, const OutboxFailure *entry, char state)
 
 /* ----------------------------------------------------------------- settle */
 
-/* In memory, after the commit. */
-static void
-forget_settled(OutboxRelay *relay)
+/* Writes the rows of all that was acknowledged and has failed since the last time, in the current transaction. */
+void
+outbox_store_record(OutboxRelay *relay)
 {
-	for (int i = 0; i < relay->acked_count; i++)
+	for (int i = relay->failures_recorded; i < relay->failure_count; i++)
+		relay->failures[i].state = state_of(relay, &relay->failures[i]);
+	write_ledger(relay, GetCurrentTimestamp());
+	write_deliveries(relay);
+	relay->acked_recorded = relay->acked_count;
+	relay->failures_recorded = relay->failure_count;
+}
+
+/* After the commit, which ended at this place of the WAL: acts on what was recorded. */
+void
+outbox_store_enact(OutboxRelay *relay, XLogRecPtr committed)
+{
+	bool		verdicts = false;
+
+	for (int i = 0; i < relay->failures_recorded; i++)
+		verdicts |= relay->failures[i].final != NULL;
+	/* A verdict that a crash took back could let a successor overtake its event. */
+	if (verdicts)
+		XLogFlush(committed);
+	OUTBOX_TEST_POINT("settled");
+	for (int i = 0; i < relay->failures_recorded; i++)
+	{
+		if (relay->failures[i].final != NULL)
+			enact(relay, &relay->failures[i]);
+	}
+	for (int i = 0; i < relay->acked_recorded; i++)
 	{
 		settle_position(relay, relay->acked[i].position);
 		outbox_claims_release(relay, relay->acked[i].claim, relay->acked[i].position);
 	}
-	pg_atomic_fetch_add_u64(&relay->self->published, relay->acked_count);
-	relay->acked_count = 0;
-	relay->failure_count = 0;
+	pg_atomic_fetch_add_u64(&relay->self->published, relay->acked_recorded);
+	relay->acked_count = relay->acked_recorded = 0;
+	relay->failure_count = relay->failures_recorded = 0;
 	relay->settle_at = PG_INT64_MAX;
 }
 
@@ -335,32 +361,14 @@ forget_settled(OutboxRelay *relay)
 void
 outbox_store_settle(OutboxRelay *relay)
 {
-	char		states[OUTBOX_FAILURE_BATCH];
-	bool		verdicts = false;
-
 	relay->settle_at = PG_INT64_MAX;
 	if (relay->acked_count == 0 && relay->failure_count == 0)
 		return;
-	for (int i = 0; i < relay->failure_count; i++)
-	{
-		states[i] = state_of(relay, &relay->failures[i]);
-		verdicts |= relay->failures[i].final != NULL;
-	}
 	outbox_store_begin(relay);
-	write_ledger(relay, GetCurrentTimestamp());
-	write_deliveries(relay, states);
+	outbox_store_record(relay);
 	OUTBOX_TEST_POINT("settle");
-	outbox_store_end();
-	/* A verdict that a crash took back could let a successor overtake its event. */
-	if (verdicts)
-		XLogFlush(XactLastCommitEnd);
-	OUTBOX_TEST_POINT("settled");
-	for (int i = 0; i < relay->failure_count; i++)
-	{
-		if (relay->failures[i].final != NULL)
-			enact(relay, &relay->failures[i], states[i]);
-	}
-	forget_settled(relay);
+	outbox_store_end(relay);
+	outbox_store_enact(relay, XactLastCommitEnd);
 }
 
 /* -------------------------------------------------------------- watermark */
@@ -402,9 +410,14 @@ write_watermark(OutboxRelay *relay, int64 watermark)
 					 " (SELECT position FROM outbox.watermark ORDER BY position DESC OFFSET 99 LIMIT 1)",
 					 0, NULL, NULL);
 	SPI_finish();
-	outbox_store_end();
-	pgstat_report_stat(true);
-	outbox_ownership_note_watermark(relay->database, watermark);
+	outbox_store_end(relay);
+	if (relay->session)
+		relay->watermark_written = watermark; /* not yet: its transaction goes on */
+	else
+	{
+		pgstat_report_stat(true);
+		outbox_ownership_note_watermark(relay->database, watermark);
+	}
 }
 
 /*

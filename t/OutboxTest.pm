@@ -444,6 +444,7 @@ sub _find_pg_regress
 #   allows_streaming   for standbys, see PostgreSQL::Test::Cluster
 #   create_extension   default 1
 #   initdb             list of more arguments for initdb
+# OUTBOX_TEST_CONF in the environment: lines for all clusters, such as "outbox.workers = 3".
 # Besides PostgreSQL::Test::Cluster's own settings (fsync and
 # restart_after_crash are off there); wal_level is the server's default.
 sub new_cluster
@@ -459,6 +460,7 @@ sub new_cluster
 	$conf .= "wal_level = replica\nmax_wal_senders = 10\n" unless $opt{allows_streaming};
 	$conf .= "outbox.nats_url = '" . $opt{nats}->url . "'\n" if $opt{nats};
 	$conf .= "$opt{extra}\n" if defined $opt{extra};
+	$conf .= "$ENV{OUTBOX_TEST_CONF}\n" if defined $ENV{OUTBOX_TEST_CONF};
 	$node->append_conf('postgresql.conf', $conf);
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION outbox') if $opt{create_extension} // 1;
@@ -715,14 +717,14 @@ sub wait_new_relay
 	return undef;
 }
 
-# Waits until the relay has nothing left to do, cheaply, and then for what
+# Waits until the relays have nothing left to do, cheaply, and then for what
 # wait_published() looks at: for tens of thousands of events.
 sub wait_drained
 {
 	my ($node, $db, %opt) = @_;
 
 	return wait_for_query($node, $db,
-		q{SELECT state = 'active' AND backlog = 0 FROM outbox.status() WHERE database = current_database()}, %opt)
+		q{SELECT bool_and(state = 'active') AND sum(backlog) = 0 FROM outbox.status() WHERE database = current_database()}, %opt)
 	  && wait_published($node, $db, undef, %opt);
 }
 

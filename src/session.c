@@ -1,0 +1,623 @@
+/*
+ * session.c
+ *	  A relay outside the server, in any language and for any broker: its
+ *	  session is a member of the database like a relay process, with the same
+ *	  slots and leases, and reads by the same code; the client does the
+ *	  publishing.
+ *
+ *	  outbox.claim()	heads of its aggregates, which are the session's until
+ *	  outbox.settle()	they are published,
+ *	  outbox.fail()		or have failed
+ *	  outbox.renew()	keeps the lease
+ *	  outbox.release()	gives everything back; so does the session's end
+ *
+ * What they record takes part in the caller's transaction. What follows from it
+ * in memory is done at the next call after the commit, because a commit
+ * callback must not fail; after an abort everything is read afresh, and what
+ * was claimed and not settled is given out again.
+ */
+#include "session.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "common/pg_prng.h"
+#include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+#include "utils/uuid.h"
+
+#include "backlog.h"
+#include "clock.h"
+#include "feed.h"
+#include "relay.h"
+
+PG_FUNCTION_INFO_V1(outbox_claim);
+PG_FUNCTION_INFO_V1(outbox_settle);
+PG_FUNCTION_INFO_V1(outbox_fail);
+PG_FUNCTION_INFO_V1(outbox_renew);
+PG_FUNCTION_INFO_V1(outbox_release);
+
+/* While it waits for events, claim() looks at lease and requests so often. */
+#define LOOK_MS 500
+
+#define WATERMARK_US INT64CONST(2000000)
+
+typedef enum Work
+{
+	WORK_NONE,					/* memory and tables agree */
+	WORK_OPEN,					/* the current transaction has recorded something, or given events out */
+	WORK_COMMITTED,				/* what it recorded is to be acted upon */
+	WORK_ABORTED /* memory knows more than the tables */
+} Work;
+
+/* An event that was given out and is neither settled nor failed. */
+typedef struct Given
+{
+	int64		position;		/* hash key */
+	OutboxEvent *event;
+} Given;
+
+static OutboxRelay *session = NULL; /* NULL: no member */
+static HTAB *given = NULL;
+static Work work = WORK_NONE;
+static XLogRecPtr committed; /* end of the last transaction with work */
+
+/* ------------------------------------------------------------- transactions */
+
+/* Registered once per backend, in _PG_init of a preloaded library. */
+void
+outbox_session_xact_callback(XactEvent event, void *arg)
+{
+	if (work != WORK_OPEN)
+		return;
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			work = WORK_COMMITTED;
+			committed = XactLastCommitEnd;
+			break;
+		case XACT_EVENT_ABORT:
+			work = WORK_ABORTED;
+			break;
+		case XACT_EVENT_PRE_PREPARE:
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot PREPARE a transaction that has claimed or settled outbox events")));
+			break;
+		default:
+			break;
+	}
+}
+
+/* A part of it is lost: which one, nobody notes. */
+void
+outbox_session_subxact_callback(SubXactEvent event, SubTransactionId id, SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB && work == WORK_OPEN)
+		work = WORK_ABORTED;
+}
+
+/* -------------------------------------------------------------- membership */
+
+static void
+forget_given(void)
+{
+	HASH_SEQ_STATUS all;
+	Given	   *entry;
+
+	hash_seq_init(&all, given);
+	while ((entry = hash_seq_search(&all)) != NULL)
+		(void) hash_search(given, &entry->position, HASH_REMOVE, NULL);
+}
+
+/* Also before_shmem_exit: others take over at once. */
+static void
+leave(int code, Datum arg)
+{
+	if (session == NULL)
+		return;
+	outbox_ownership_leave(&session->member);
+	LWLockAcquire(&session->database->status_lock, LW_EXCLUSIVE);
+	session->self->status.state = OUTBOX_RELAY_STOPPED;
+	session->self->status.since = GetCurrentTimestamp();
+	LWLockRelease(&session->database->status_lock);
+	pg_atomic_write_u64(&session->self->in_flight, 0);
+	pg_atomic_write_u64(&session->self->known_pending, 0);
+	pg_atomic_write_u64(&session->self->oldest_pending, 0);
+	outbox_store_unload(session);
+	session = NULL;
+	work = WORK_NONE;
+	forget_given();
+}
+
+static void
+set_up_memory(OutboxRelay *relay)
+{
+	static bool	registered = false;
+	HASHCTL		info = {.keysize = sizeof(int64), .entrysize = sizeof(Given), .hcxt = TopMemoryContext};
+
+	if (given == NULL)
+		given = hash_create("outbox events given out", 256, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	if (!registered)
+		before_shmem_exit(leave, (Datum) 0);
+	registered = true;
+	relay->session = true;
+	relay->loop_context = TopMemoryContext;
+}
+
+static void
+show(const OutboxRelay *relay)
+{
+	OutboxRelayStatus *status = &relay->self->status;
+
+	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
+	status->state = OUTBOX_RELAY_ACTIVE;
+	status->since = GetCurrentTimestamp();
+	strlcpy(status->server, application_name, sizeof(status->server));
+	status->stream[0] = '\0';
+	status->last_error[0] = '\0';
+	LWLockRelease(&relay->database->status_lock);
+}
+
+/* Takes a place for relays outside the server. */
+static void
+join(OutboxDatabase *database, Oid sequence)
+{
+	static OutboxRelay *memory = NULL;
+	bool		joined = false;
+
+	if (memory == NULL)
+		memory = MemoryContextAlloc(TopMemoryContext, sizeof(OutboxRelay));
+	memset(memory, 0, sizeof(OutboxRelay));
+	set_up_memory(memory);
+	memory->database = database;
+	memory->sequence = sequence;
+	memory->leave_calls = pg_atomic_read_u32(&database->leave_calls);
+	memory->careful = pg_atomic_exchange_u32(&database->careful, 0) != 0;
+	for (int place = OUTBOX_SERVER_RELAYS; place < OUTBOX_MAX_RELAYS && !joined; place++)
+	{
+		memory->self = &database->places[place];
+		joined = outbox_ownership_join(&memory->member, database, place, MyProcPid);
+	}
+	if (!joined)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("too many sessions claim outbox events in this database"),
+				 errdetail("There are places for %d.", OUTBOX_MAX_RELAYS - OUTBOX_SERVER_RELAYS)));
+	session = memory;
+	show(session);
+	outbox_membership_change(session);
+}
+
+/* Nothing of what memory knows holds: reads everything afresh. */
+static void
+start_over(void)
+{
+	int			first = session->claims.first;
+
+	for (int i = 0; i < session->claims.count; i++)
+		pg_atomic_write_u64(&session->database->claimed[first + i], 0);
+	forget_given();
+	session->acked_count = session->acked_recorded = 0;
+	session->failure_count = session->failures_recorded = 0;
+	session->request_count = 0;
+	session->careful |= pg_atomic_exchange_u32(&session->database->careful, 0) != 0;
+	outbox_membership_change(session);
+}
+
+/* Lets memory follow what became of the last transaction with work. */
+static void
+catch_up(void)
+{
+	switch (work)
+	{
+		case WORK_COMMITTED:
+			outbox_store_enact(session, committed);
+			outbox_store_enact_requests(session, committed);
+			if (session->watermark_written > 0)
+				outbox_ownership_note_watermark(session->database, session->watermark_written);
+			break;
+		case WORK_ABORTED:
+			start_over();
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+check_transaction(void)
+{
+	if (outbox_shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
+				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	if (XactReadOnly || RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot claim outbox events in a read-only transaction")));
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("outbox events can only be claimed at isolation level READ COMMITTED"),
+				 errdetail("Another level keeps one snapshot, which would hide events that are due.")));
+	if (outbox_feed_has_enqueued())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot claim outbox events in a transaction that has enqueued some"),
+				 errhint("Use transactions of their own for both.")));
+}
+
+/* Every function comes through here: a member whose memory is up to date and whose lease has begun anew. */
+static OutboxRelay *
+ready(bool may_join)
+{
+	const OutboxCatalog *catalog = outbox_database_catalog(false);
+	OutboxDatabase *database;
+
+	check_transaction();
+	database = outbox_database_attach(catalog);
+	/* Sent away, or the extension is another one: so is all it knew. */
+	if (session != NULL && (session->sequence != catalog->sequence || session->database != database || pg_atomic_read_u32(&database->leave_calls) != session->leave_calls || !outbox_ownership_is_valid(&session->member)))
+	{
+		bool		had_events = hash_get_num_entries(given) > 0;
+
+		leave(0, (Datum) 0);
+		if (had_events || !may_join)
+		{
+			OutboxRelay	lost = {.session = true};
+
+			outbox_relay_leave(&lost, "the lease ran out, or relays were sent away");
+		}
+	}
+	if (session == NULL)
+	{
+		if (!may_join)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("this session has claimed no outbox events"),
+					 errhint("Call outbox.claim() first.")));
+		join(database, catalog->sequence);
+	}
+	outbox_membership_renew(session);
+	catch_up();
+	work = WORK_OPEN;
+	return session;
+}
+
+/* ------------------------------------------------------------------- claim */
+
+static int
+in_flight(const OutboxRelay *relay)
+{
+	ScheduleCounts counts;
+
+	outbox_schedule_get_counts(relay->schedule, &counts);
+	return (int) counts.in_flight;
+}
+
+/* Server encoding from UTF-8. */
+static char *
+from_utf8(const char *text)
+{
+	return pg_any_to_server(text, strlen(text), PG_UTF8);
+}
+
+static void
+push_string(JsonbParseState **state, JsonbIteratorToken token, const char *text)
+{
+	JsonbValue	value;
+	char	   *converted = from_utf8(text);
+
+	value.type = jbvString;
+	value.val.string.val = converted;
+	value.val.string.len = strlen(converted);
+	(void) pushJsonbValue(state, token, &value);
+}
+
+static Datum
+headers_of(const OutboxEvent *event)
+{
+	JsonbParseState *state = NULL;
+
+	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	for (int i = 0; i < event->message.header_count; i++)
+	{
+		push_string(&state, WJB_KEY, event->message.headers[i].key);
+		push_string(&state, WJB_VALUE, event->message.headers[i].value);
+	}
+	return JsonbPGetDatum(JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL)));
+}
+
+static void
+put_event(ReturnSetInfo *result, const OutboxEvent *event)
+{
+	Datum		values[9];
+	bool		nulls[9] = {false};
+	bytea	   *payload = palloc(VARHDRSZ + event->message.data_len);
+
+	SET_VARSIZE(payload, VARHDRSZ + event->message.data_len);
+	memcpy(VARDATA(payload), event->message.data, event->message.data_len);
+	values[0] = Int64GetDatum(event->schedule.position);
+	values[1] = DirectFunctionCall1(uuid_in, CStringGetDatum(event->event_id));
+	values[2] = CStringGetTextDatum(event->aggregate_type);
+	values[3] = CStringGetTextDatum(event->aggregate_id);
+	values[4] = CStringGetTextDatum(event->event_type);
+	values[5] = CStringGetTextDatum(from_utf8(event->message.subject));
+	values[6] = headers_of(event);
+	values[7] = PointerGetDatum(payload);
+	values[8] = Int32GetDatum(event->attempts);
+	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+static void
+give_failed(OutboxRelay *relay, OutboxEvent *event, const char *text)
+{
+	OutboxFailure *entry = &relay->failures[relay->failure_count++];
+
+	memset(entry, 0, sizeof(*entry));
+	entry->position = event->schedule.position;
+	entry->agg_hash = event->agg_hash;
+	entry->counted = true;
+	entry->final = event;
+	snprintf(entry->text, sizeof(entry->text), "outbox relay: %s", text);
+}
+
+/* Gives out heads that are ready, up to max. */
+static int
+give(OutboxRelay *relay, ReturnSetInfo *result, int max)
+{
+	int			count = 0;
+
+	while (count < max && !relay->pauses.all && relay->failure_count < OUTBOX_FAILURE_BATCH)
+	{
+		OutboxEvent *event = (OutboxEvent *) outbox_schedule_next(relay->schedule, outbox_clock_now());
+		bool		found;
+		Given	   *entry;
+
+		if (event == NULL)
+			break;
+		event->claim = outbox_claims_take(relay, event->schedule.position);
+		if (event->claim < 0)
+		{
+			outbox_schedule_return(relay->schedule, &event->schedule);
+			break;
+		}
+		if (event->broken != NULL)
+		{
+			give_failed(relay, event, event->broken);
+			continue;
+		}
+		if (outbox_pause_holds(&relay->pauses, event->aggregate_type, event->message.subject))
+		{
+			outbox_claims_release(relay, event->claim, event->schedule.position);
+			outbox_schedule_retry(relay->schedule, &event->schedule, PG_INT64_MAX, event->schedule.failures);
+			continue;
+		}
+		entry = hash_search(given, &event->schedule.position, HASH_ENTER, &found);
+		entry->event = event;
+		put_event(result, event);
+		count++;
+	}
+	return count;
+}
+
+/* One look at what is due. */
+static int
+claim_once(OutboxRelay *relay, ReturnSetInfo *result, int max)
+{
+	int			count = 0;
+
+	if (outbox_membership_wants_change(relay))
+		relay->changing = true;
+	/* Slots change hands when nothing of them is given out. */
+	if (relay->changing && in_flight(relay) == 0 && relay->acked_count == 0 && relay->failure_count == 0)
+	{
+		outbox_membership_change(relay);
+		relay->changing = false;
+	}
+	if (!relay->changing && relay->slots != 0)
+	{
+		if (relay->request_count == 0 &&
+			(pg_atomic_read_u32(&relay->database->requests) != relay->requests_seen || outbox_clock_now() >= relay->requests_at))
+		{
+			outbox_store_record_requests(relay);
+			outbox_store_enact_redriven(relay);
+		}
+		if (outbox_clock_was_set())
+			outbox_schedule_end_waits(relay->schedule);
+		outbox_store_refill(relay);
+		outbox_store_read(relay);
+		count = give(relay, result, max);
+		outbox_store_begin(relay);
+		outbox_store_record(relay);
+		outbox_store_end(relay);
+		if (outbox_clock_now() >= relay->watermark_at)
+		{
+			outbox_store_advance_watermark(relay);
+			relay->watermark_at = outbox_clock_now() + WATERMARK_US;
+		}
+	}
+	outbox_backlog_say(relay, outbox_clock_now());
+	pg_atomic_write_u64(&relay->self->in_flight, in_flight(relay));
+	return count;
+}
+
+static void
+wait_for_events(OutboxRelay *relay, int64 until)
+{
+	int64		now = outbox_clock_now();
+	int64		next = Min(until, outbox_schedule_next_timer(relay->schedule));
+	int64		ms = Min((next - now + 999) / 1000, LOOK_MS);
+
+	if (ms > 0)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ms, PG_WAIT_EXTENSION);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	outbox_membership_renew(relay);
+}
+
+static int64
+interval_us(Interval *interval, const char *name)
+{
+	Datum		start = TimestampTzGetDatum(GetCurrentTimestamp());
+	TimestampTz	end = DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval, start, IntervalPGetDatum(interval)));
+
+	if (end < DatumGetTimestampTz(start))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be negative", name)));
+	return end - DatumGetTimestampTz(start);
+}
+
+/* outbox.claim(max_events integer, wait interval) */
+Datum
+outbox_claim(PG_FUNCTION_ARGS)
+{
+	int			max = PG_GETARG_INT32(0);
+	int64		until = outbox_clock_now() + interval_us(PG_GETARG_INTERVAL_P(1), "wait");
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxRelay *relay;
+
+	if (max < 1 || max > OUTBOX_OUTSIDE_CLAIMED)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_events must be between 1 and %d", OUTBOX_OUTSIDE_CLAIMED)));
+	InitMaterializedSRF(fcinfo, 0);
+	relay = ready(true);
+	/* A verdict or a discard frees others once this transaction has committed: nothing to wait for. */
+	while (claim_once(relay, result, max) == 0 && relay->failure_count == 0 && relay->request_count == 0 &&
+		   outbox_clock_now() < until)
+		wait_for_events(relay, until);
+	return (Datum) 0;
+}
+
+/* ------------------------------------------------------------ settle, fail */
+
+static OutboxEvent *
+take_back(int64 position)
+{
+	Given	   *entry = hash_search(given, &position, HASH_FIND, NULL);
+	OutboxEvent *event;
+
+	if (entry == NULL)
+		return NULL;
+	event = entry->event;
+	(void) hash_search(given, &position, HASH_REMOVE, NULL);
+	return event;
+}
+
+static void
+record(OutboxRelay *relay)
+{
+	outbox_store_begin(relay);
+	outbox_store_record(relay);
+	outbox_store_end(relay);
+	outbox_backlog_say(relay, outbox_clock_now());
+	pg_atomic_write_u64(&relay->self->in_flight, in_flight(relay));
+}
+
+/* outbox.settle(positions bigint[]): they are published. Returns how many of them this session had claimed. */
+Datum
+outbox_settle(PG_FUNCTION_ARGS)
+{
+	OutboxRelay *relay = ready(false);
+	Datum	   *positions;
+	bool	   *nulls;
+	int			count;
+	int			settled = 0;
+
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &positions, &nulls, &count);
+	for (int i = 0; i < count; i++)
+	{
+		OutboxEvent *event = nulls[i] ? NULL : take_back(DatumGetInt64(positions[i]));
+
+		if (event == NULL)
+			continue;
+		relay->acked[relay->acked_count++] = (OutboxAcked) {
+			event->schedule.position, event->child, event->claim, event->has_delivery};
+		outbox_schedule_done(relay->schedule, &event->schedule, outbox_clock_now());
+		settled++;
+	}
+	record(relay);
+	PG_RETURN_INT32(settled);
+}
+
+/*
+ * outbox.fail(position bigint, error text, code integer, permanent boolean,
+ * counts boolean): it could not be published. False: it isn't claimed.
+ */
+Datum
+outbox_fail(PG_FUNCTION_ARGS)
+{
+	OutboxRelay *relay = ready(false);
+	OutboxEvent *event;
+	OutboxFailure *entry;
+	int64		base = outbox_retry_base_delay * INT64CONST(1000);
+	int64		max = outbox_retry_max_delay * INT64CONST(1000);
+
+	if (relay->failure_count == OUTBOX_FAILURE_BATCH)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("too many failures in one transaction"),
+				 errdetail("There may be %d.", OUTBOX_FAILURE_BATCH),
+				 errhint("Commit, and go on.")));
+	event = take_back(PG_GETARG_INT64(0));
+	if (event == NULL)
+		PG_RETURN_BOOL(false);
+	entry = &relay->failures[relay->failure_count++];
+	memset(entry, 0, sizeof(*entry));
+	entry->position = event->schedule.position;
+	entry->agg_hash = event->agg_hash;
+	entry->counted = PG_GETARG_BOOL(4);
+	entry->code = PG_GETARG_INT32(2);
+	snprintf(entry->text, sizeof(entry->text), "outside relay: %s", text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	entry->text[pg_mbcliplen(entry->text, strlen(entry->text), sizeof(entry->text) - 1)] = '\0';
+	entry->retry_at = PG_INT64_MAX;
+	if (PG_GETARG_BOOL(3) || (entry->counted && event->attempts + 1 >= outbox_max_attempts))
+		entry->final = event;
+	else
+	{
+		int			failures = event->schedule.failures + 1;
+
+		entry->retry_at = outbox_clock_now() +
+			outbox_schedule_backoff(failures, base, max, pg_prng_double(&pg_global_prng_state));
+		outbox_claims_release(relay, event->claim, event->schedule.position);
+		outbox_schedule_retry(relay->schedule, &event->schedule, entry->retry_at, failures);
+	}
+	record(relay);
+	PG_RETURN_BOOL(true);
+}
+
+/* outbox.renew(): until when the lease lasts. */
+Datum
+outbox_renew(PG_FUNCTION_ARGS)
+{
+	(void) ready(false);
+	PG_RETURN_TIMESTAMPTZ(GetCurrentTimestamp() + outbox_lease_ttl * INT64CONST(1000));
+}
+
+/* outbox.release(): what was claimed and isn't settled goes to others, or to a later claim. */
+Datum
+outbox_release(PG_FUNCTION_ARGS)
+{
+	if (session != NULL && work == WORK_OPEN)
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("cannot release outbox events in a transaction that has claimed or settled some"),
+				 errhint("Commit first.")));
+	if (session != NULL)
+		catch_up();
+	leave(0, (Datum) 0);
+	PG_RETURN_VOID();
+}
