@@ -30,14 +30,16 @@ SELECT length(current_setting('outbox.subject_template')) AS kept;
 SELECT pg_temp.attempt(format('SET outbox.nats_url = %L', t))
 FROM unnest(ARRAY['nats://h', 'nats://h:4222', 'tls://h:4222', 'nats://user:pass@h:4222', 'nats://a:1,nats://b:2, tls://c:3', 'nats://[::1]:4222']) t;
 SELECT t, regexp_replace(pg_temp.attempt(format('SET outbox.nats_url = %L', t)), '("outbox.nats_url"): "[^"]*"', '\1')
-FROM unnest(ARRAY['', 'h:4222', 'http://h', 'nats://', 'tls://', 'nats://a,', ',nats://a', 'nats://a,,nats://b', 'nats://a,b', 'NATS']) t;
+FROM unnest(ARRAY['', 'h:4222', 'http://h', 'nats://', 'tls://', 'nats://a,', ',nats://a', 'nats://a,,nats://b', 'nats://a,b', 'NATS', 'nats://a nats://b', E'nats://a\tb']) t;
 -- also a wrong one may hold a password: it is not repeated
 SELECT pg_temp.attempt($$SET outbox.nats_url = 'htp://user:S3cret@h'$$) ~ 'S3cret' AS repeated;
 SELECT pg_temp.attempt($$SET outbox.nats_url = 'nats://user:S3cret@h,b'$$) ~ 'S3cret' AS repeated;
+SELECT pg_temp.attempt($$SET outbox.nats_url = 'nats://user:S3cret word@h'$$);
+SELECT pg_temp.attempt($$SET outbox.nats_url = E'nats://user:S3cret\n@h'$$);
 
 -- the stream and the source
 SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['S', 'my_stream-1', repeat('s', 255)]) t;
-SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['', 'a b', 'a.b', 'a*', '>', 'a/b', 'a\b', E'a\tb', E'a\nb', repeat('s', 256)]) t;
+SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['', 'a b', 'a.b', 'a*', '>', 'a/b', 'a\b', E'a\tb', E'a\nb', repeat('s', 256), E'a\x01', E'a\x7f', 'Ü']) t;
 SELECT pg_temp.attempt(format('SET outbox.cloudevents_source = %L', t)) FROM unnest(ARRAY['', '/shop/é', repeat('s', 255), repeat('s', 256)]) t;
 
 -- where acknowledgements come to

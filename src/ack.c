@@ -144,13 +144,22 @@ is_digit(const Cursor *cursor)
 	return cursor->at < cursor->end && *cursor->at >= '0' && *cursor->at <= '9';
 }
 
+/* Whether a whole number comes next; one of several digits has no leading zero. */
+static bool
+is_whole(const Cursor *cursor)
+{
+	if (!is_digit(cursor))
+		return false;
+	return *cursor->at != '0' || cursor->at + 1 == cursor->end || cursor->at[1] < '0' || cursor->at[1] > '9';
+}
+
 /* Skips a JSON number of any kind. */
 static bool
 skip_number(Cursor *cursor)
 {
 	if (cursor->at < cursor->end && *cursor->at == '-')
 		cursor->at++;
-	if (!is_digit(cursor))
+	if (!is_whole(cursor))
 		return false;
 	while (is_digit(cursor))
 		cursor->at++;
@@ -182,7 +191,7 @@ take_unsigned(Cursor *cursor, uint64_t max, uint64_t *value)
 	uint64_t	sum = 0;
 
 	skip_space(cursor);
-	if (!is_digit(cursor))
+	if (!is_whole(cursor))
 		return false;
 	while (is_digit(cursor))
 	{

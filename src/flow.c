@@ -4,10 +4,10 @@
  *
  * While the circuit is closed: each ack widens the window by one, each failure
  * that isn't the event's own halves it. It opens when an answer blames the
- * broker as a whole, or when many messages in a row get no answer at all; then
- * one probe is sent at a time, with growing pauses, until something is
- * answered in another way. A stream or subject in trouble doesn't open it: that
- * must not stop the others.
+ * broker as a whole, when many messages in a row get no answer at all, or a few
+ * for a long time; then one probe is sent at a time, with growing pauses, until
+ * something is answered in another way. A stream or subject in trouble doesn't
+ * open it: that must not stop the others.
  */
 #include "flow.h"
 
@@ -25,6 +25,8 @@ outbox_flow_reset(OutboxFlow *flow, int max_window)
 	flow->max_window = max_window;
 	flow->window = smaller(OUTBOX_MIN_WINDOW, max_window);
 	flow->silent = 0;
+	flow->answered_at = INT64_MIN;
+	flow->silent_since = 0;
 	flow->open = false;
 	flow->failures = 0;
 	flow->probe_at = INT64_MAX;
@@ -61,12 +63,24 @@ trouble(OutboxFlow *flow, int64_t now, const OutboxBackoff *backoff)
 	return opened;
 }
 
+/* No answer. Whether that has been so often enough, or for long enough, to blame the broker. */
+static bool
+too_silent(OutboxFlow *flow, int64_t now, int64_t ack_timeout)
+{
+	/* This one has waited for so long; an idle time before it says nothing. */
+	if (flow->silent++ == 0)
+		flow->silent_since = flow->answered_at > now - ack_timeout ? flow->answered_at : now - ack_timeout;
+	return flow->silent >= OUTBOX_SILENT_LIMIT ||
+		(flow->silent >= OUTBOX_SILENT_TIMEOUTS && now - flow->silent_since >= OUTBOX_SILENT_TIMEOUTS * ack_timeout);
+}
+
 /* An answer: the broker is at work. */
 static bool
-close_circuit(OutboxFlow *flow)
+close_circuit(OutboxFlow *flow, int64_t now)
 {
 	bool		was_open = flow->open;
 
+	flow->answered_at = now;
 	flow->silent = 0;
 	flow->open = false;
 	flow->failures = 0;
@@ -80,20 +94,19 @@ outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const
 	{
 		case OUTBOX_ERROR_NONE:
 			flow->window = smaller(flow->window + 1, flow->max_window);
-			return close_circuit(flow);
+			return close_circuit(flow, now);
 		case OUTBOX_ERROR_TRANSIENT:
 		case OUTBOX_ERROR_PERMANENT:
-			return close_circuit(flow);
+			return close_circuit(flow, now);
 		case OUTBOX_ERROR_STREAM:
 			halve(flow);
-			return close_circuit(flow);
+			return close_circuit(flow, now);
 		case OUTBOX_ERROR_BROKER:
 			halve(flow);
 			return trouble(flow, now, backoff);
 		case OUTBOX_ERROR_UNKNOWN:
 			halve(flow);
-			flow->silent++;
-			return flow->silent >= OUTBOX_SILENT_LIMIT && trouble(flow, now, backoff);
+			return too_silent(flow, now, backoff->ack_timeout) && trouble(flow, now, backoff);
 	}
 	return false;
 }

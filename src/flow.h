@@ -16,25 +16,31 @@
 /* The window never shrinks below this: acks of the good must get through beside the bad. */
 #define OUTBOX_MIN_WINDOW 16
 
-/* So many messages in a row without any answer open the circuit. */
+/* So many messages in a row without any answer open the circuit ... */
 #define OUTBOX_SILENT_LIMIT 16
+
+/* ... and so many of them, if it was silent for as many times the ack timeout. */
+#define OUTBOX_SILENT_TIMEOUTS 3
 
 typedef struct OutboxFlow
 {
 	int			max_window;
 	int			window;			/* messages in flight at most, while the circuit is closed */
 	int			silent;			/* unanswered ones since the last answer */
+	int64_t		answered_at;	/* the last answer; INT64_MIN: none yet */
+	int64_t		silent_since;	/* while silent > 0: something was sent and nothing answered */
 	bool		open;			/* one probe at a time, at probe_at */
 	int			failures;		/* probes that failed in a row, for the back-off */
 	int64_t		probe_at;		/* INT64_MAX: the probe is in flight */
 } OutboxFlow;
 
-/* Delays of the retries, microseconds; jitter is a random number in [0, 1). */
+/* Delays of the retries and the time to wait for an answer, microseconds; jitter is a random number in [0, 1). */
 typedef struct OutboxBackoff
 {
 	int64_t		base;
 	int64_t		max;
 	double		jitter;
+	int64_t		ack_timeout;
 } OutboxBackoff;
 
 /* At start, and for a new connection: circuit closed, smallest window. */

@@ -1,7 +1,9 @@
 /*
  * give_way.c
- *	  Sends a database's relays away before a command that wants the database for
- *	  itself alone: our processes must not be what it stumbles over.
+ *	  Sends a database's relays away: before a command that wants the database for
+ *	  itself alone, because our processes must not be what it stumbles over; and
+ *	  after ALTER DATABASE ... SET, because a process reads such settings once, at
+ *	  its start.
  */
 #include "give_way.h"
 
@@ -106,4 +108,77 @@ outbox_give_way_after(Oid dboid)
 	database->no_relay_before = 0;
 	LWLockRelease(&outbox_shared->lock);
 	outbox_shmem_wake_launcher();
+}
+
+/* ---------------------------------------------------------------- settings */
+
+/* The current transaction has changed settings of ours for one_altered, or, if that is invalid, for several. */
+static bool any_altered = false;
+static Oid	one_altered;
+
+static bool
+alters_our_settings(const VariableSetStmt *set)
+{
+	return set->kind == VAR_RESET_ALL ||
+		(set->name != NULL && pg_strncasecmp(set->name, "outbox.", strlen("outbox.")) == 0);
+}
+
+/*
+ * After a utility command. Its effect is seen by others only at commit, and so
+ * is ours.
+ */
+void
+outbox_give_way_note_settings(Node *statement)
+{
+	AlterDatabaseSetStmt *alter = (AlterDatabaseSetStmt *) statement;
+	Oid			dboid;
+
+	if (!IsA(statement, AlterDatabaseSetStmt) || !alters_our_settings(alter->setstmt))
+		return;
+	dboid = get_database_oid(alter->dbname, true);
+	one_altered = !any_altered || one_altered == dboid ? dboid : InvalidOid;
+	any_altered = true;
+}
+
+/* In a commit callback, so nothing here may fail. */
+static void
+restart_relays(void)
+{
+	/* For a relay that has read the old ones and isn't in its place yet. */
+	pg_atomic_fetch_add_u32(&outbox_shared->settings_changes, 1);
+	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+	for (int i = 0; i < outbox_shared->database_count; i++)
+	{
+		OutboxDatabase *database = &outbox_shared->databases[i];
+
+		if (!OidIsValid(database->dboid) || (OidIsValid(one_altered) && database->dboid != one_altered))
+			continue;
+		pg_atomic_fetch_add_u32(&database->leave_calls, 1);
+		outbox_shmem_wake_relays(database);
+	}
+	LWLockRelease(&outbox_shared->lock);
+}
+
+/*
+ * Registered once per backend, in _PG_init of a preloaded library. COMMIT
+ * PREPARED calls nobody back: relays have what was set so at their next start.
+ */
+void
+outbox_give_way_xact_callback(XactEvent event, void *arg)
+{
+	if (!any_altered)
+		return;
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			restart_relays();
+			any_altered = false;
+			break;
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			any_altered = false;
+			break;
+		default:
+			break;
+	}
 }

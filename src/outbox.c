@@ -83,14 +83,18 @@ check_subject_template(char **value, void **extra, GucSource source)
 	return false;
 }
 
+/* NATS takes other bytes, too, but an acknowledgement that names them can't be compared (ack.c). */
 static bool
 check_stream(char **value, void **extra, GucSource source)
 {
-	if ((*value)[0] != '\0' && strlen(*value) < OUTBOX_TEXT_SIZE && strpbrk(*value, " .*>/\\\t\r\n") == NULL)
-		return true;
-	GUC_check_errdetail("A stream has a name of 1 to %d bytes without blanks, dots, wildcards and slashes.",
-						OUTBOX_TEXT_SIZE - 1);
-	return false;
+	bool		valid = (*value)[0] != '\0' && strlen(*value) < OUTBOX_TEXT_SIZE && strpbrk(*value, ".*>/\\") == NULL;
+
+	for (const char *c = *value; *c != '\0'; c++)
+		valid = valid && *c > ' ' && *c <= '~';
+	if (!valid)
+		GUC_check_errdetail("A stream has a name of 1 to %d ASCII characters without blanks, dots, wildcards and slashes.",
+							OUTBOX_TEXT_SIZE - 1);
+	return valid;
 }
 
 /* A secret in it is never repeated in a message. */
@@ -101,7 +105,7 @@ check_nats_url(char **value, void **extra, GucSource source)
 		return true;
 	/* The standard message would show the value. */
 	GUC_check_errmsg("invalid value for parameter \"outbox.nats_url\"");
-	GUC_check_errdetail("It is a comma-separated list of URLs, each starting with \"nats://\" or \"tls://\".");
+	GUC_check_errdetail("It is a comma-separated list of URLs without white space, each starting with \"nats://\" or \"tls://\".");
 	return false;
 }
 
@@ -311,6 +315,7 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 	/* A dropped database is still in pg_database until the commit: no relay shall look for it. */
 	if (!IsA(statement->utilityStmt, DropdbStmt))
 		outbox_give_way_after(dboid);
+	outbox_give_way_note_settings(statement->utilityStmt);
 	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
 	if (ends_prepared)
 	{
@@ -340,6 +345,7 @@ _PG_init(void)
 	outbox_shmem_install();
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
+	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	RegisterXactCallback(outbox_session_xact_callback, NULL);
 	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);
 	previous_object_access_hook = object_access_hook;

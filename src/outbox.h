@@ -180,6 +180,7 @@ typedef struct OutboxShared
 	pg_atomic_uint32 launcher_pid;
 	pg_atomic_uint32 reports[OUTBOX_REPORTS];	/* OutboxReport, written by relays */
 	pg_atomic_uint32 database_hint; /* raised when some database may have gained the extension */
+	pg_atomic_uint32 settings_changes;	/* raised when ALTER DATABASE has changed some database's settings of ours */
 	OutboxDatabase *databases;
 	OutboxBackend *backends;
 	OutboxPrepared *prepared;

@@ -38,6 +38,7 @@ backoff(void)
 		.base = outbox_retry_base_delay * INT64CONST(1000),
 		.max = outbox_retry_max_delay * INT64CONST(1000),
 		.jitter = pg_prng_double(&pg_global_prng_state),
+		.ack_timeout = outbox_ack_timeout * INT64CONST(1000),
 	};
 
 	return result;

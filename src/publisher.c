@@ -12,9 +12,11 @@
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/pmsignal.h"
 #include "utils/memutils.h"
 
 #include "clock.h"
+#include "complaint.h"
 #include "encode.h"
 #include "relay.h"
 
@@ -49,8 +51,11 @@ close_broker(int code, Datum arg)
 	if (exiting_relay == NULL || exiting_relay->broker == NULL)
 		return;
 	block_signals(&saved);
-	/* A thread left inside the library must not see the process's exit handlers run. */
-	if (!broker_destroy(exiting_relay->broker, EXIT_GRACE_MS))
+	/*
+	 * A thread left inside the library must not see the process's exit handlers
+	 * run. When the postmaster is gone, a new one must not find us still here.
+	 */
+	if (!broker_destroy(exiting_relay->broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0))
 		_exit(code);
 	exiting_relay->broker = NULL;
 	restore_signals(&saved);
@@ -279,7 +284,7 @@ relay_state(const OutboxRelay *relay, const BrokerStatus *broker)
 }
 
 static void
-log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
+log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state, int failures)
 {
 	switch (state)
 	{
@@ -299,21 +304,59 @@ log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayStat
 			ereport(LOG, (errmsg("outbox relay is paused")));
 			break;
 		default:
-			if (broker->text[0] != '\0')
-				ereport(LOG,
-						(errmsg("outbox relay is not connected to NATS: %s", broker->text)));
+			ereport(LOG,
+					(errmsg("outbox relay is not connected to NATS: %s", broker->text),
+					 failures > 1 ? errdetail("%d attempts have failed since the last message.", failures) : 0));
 	}
+}
+
+/* A change of state is logged, and within a state other words for it, at doubling intervals. */
+static void
+log_news(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
+{
+	static OutboxComplaint complaint;
+	static int64 offline_since = 0;
+	int			failures;
+
+	if (state != relay->self->status.state)
+		outbox_complaint_begin(&complaint);
+	if (broker->state == BROKER_OFFLINE && broker->since_us != offline_since)
+	{
+		offline_since = broker->since_us;
+		outbox_complaint_failed(&complaint);
+	}
+	/* What an attempt to connect finds is known at its end. */
+	if (state == OUTBOX_RELAY_CONNECTING && (broker->state == BROKER_CONNECTING || broker->text[0] == '\0'))
+		return;
+	if (outbox_complaint_is_due(&complaint, broker->text, outbox_clock_now(), &failures))
+		log_change(relay, broker, state, failures);
+}
+
+static void
+show_state(OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
+{
+	OutboxRelayStatus *status = &relay->self->status;
+
+	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
+	if (status->state != state)
+		status->since = GetCurrentTimestamp();
+	status->state = state;
+	strlcpy(status->server, broker->server, sizeof(status->server));
+	strlcpy(status->stream, outbox_stream, sizeof(status->stream));
+	if (state != OUTBOX_RELAY_ACTIVE && broker->text[0] != '\0')
+		strlcpy(status->last_error, broker->text, sizeof(status->last_error));
+	LWLockRelease(&relay->database->status_lock);
 }
 
 /* Shows the broker's state in shared memory, and logs it when it changed. */
 void
 outbox_publisher_report(OutboxRelay *relay)
 {
-	static BrokerState last_broker_state = BROKER_OFFLINE;
-	static char last_text[BROKER_TEXT_SIZE] = "";
+	static BrokerState shown_state = BROKER_OFFLINE;
+	static char shown_text[BROKER_TEXT_SIZE] = "";
 	static uint64 connects = 0;
-	OutboxRelayStatus *status = &relay->self->status;
 	BrokerStatus broker;
+	OutboxRelayState before = relay->self->status.state;
 	OutboxRelayState state;
 	sigset_t	saved;
 
@@ -328,26 +371,13 @@ outbox_publisher_report(OutboxRelay *relay)
 		outbox_flow_reset(&relay->flow, outbox_max_in_flight);
 		connects = broker.connects;
 	}
-	if (state == status->state && broker.state == last_broker_state && strcmp(broker.text, last_text) == 0)
+	log_news(relay, &broker, state);
+	if (state == before && broker.state == shown_state && strcmp(broker.text, shown_text) == 0)
 		return;
-	/* Attempts to connect follow each other: one message for all with the same reason. */
-	if (broker.state != BROKER_CONNECTING && (state != status->state || strcmp(broker.text, last_text) != 0))
-	{
-		log_change(relay, &broker, state);
-		strlcpy(last_text, broker.text, sizeof(last_text));
-	}
-	last_broker_state = broker.state;
+	shown_state = broker.state;
+	strlcpy(shown_text, broker.text, sizeof(shown_text));
 	/* What waited for an answer of the broker need not wait any longer. */
-	if (state == OUTBOX_RELAY_ACTIVE && status->state != state)
+	if (state == OUTBOX_RELAY_ACTIVE && before != state)
 		outbox_schedule_retry_now(relay->schedule);
-
-	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
-	if (status->state != state)
-		status->since = GetCurrentTimestamp();
-	status->state = state;
-	strlcpy(status->server, broker.server, sizeof(status->server));
-	strlcpy(status->stream, outbox_stream, sizeof(status->stream));
-	if (state != OUTBOX_RELAY_ACTIVE && broker.text[0] != '\0')
-		strlcpy(status->last_error, broker.text, sizeof(status->last_error));
-	LWLockRelease(&relay->database->status_lock);
+	show_state(relay, &broker, state);
 }

@@ -171,7 +171,7 @@ join(const OutboxCatalog *catalog, int place)
 	relay.sequence = catalog->sequence;
 	relay.leave_calls = pg_atomic_read_u32(&database->leave_calls);
 	/* Called after that look, or before this one. */
-	if (is_unwanted(database))
+	if (is_unwanted(database) || pg_atomic_read_u32(&outbox_shared->settings_changes) != relay.settings_changes)
 	{
 		report(OUTBOX_REPORT_ASKED);
 		return false;
@@ -391,7 +391,10 @@ OutboxRelayMain(Datum main_arg)
 	report_index = OUTBOX_RELAY_ARG_REPORT(main_arg);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
+	relay.settings_changes = pg_atomic_read_u32(&outbox_shared->settings_changes);
+	pg_memory_barrier();
 	BackgroundWorkerInitializeConnectionByOid(OUTBOX_RELAY_ARG_DBOID(main_arg), InvalidOid, 0);
+	OUTBOX_TEST_POINT("settings-read");
 	pgstat_report_appname("outbox relay");
 	pin_session();
 	if (!attach(OUTBOX_RELAY_ARG_PLACE(main_arg)))

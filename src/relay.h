@@ -89,6 +89,7 @@ typedef struct OutboxRelay
 	bool		reload_wanted;	/* set by whoever needs that: happens at the next chance */
 	Oid			sequence;		/* tells the extension's lives in this database apart */
 	uint32		leave_calls;	/* OutboxDatabase.leave_calls at the start */
+	uint32		settings_changes;	/* OutboxShared.settings_changes before the settings were read */
 	Schedule   *schedule;
 	Tracker    *tracker;
 	Broker	   *broker;

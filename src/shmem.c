@@ -101,6 +101,7 @@ init_shared(OutboxShared *shared)
 	pg_atomic_init_u32(&shared->launcher_pid, 0);
 	pg_atomic_init_u32(&shared->launcher_procno, 0);
 	pg_atomic_init_u32(&shared->database_hint, 0);
+	pg_atomic_init_u32(&shared->settings_changes, 0);
 	for (int i = 0; i < OUTBOX_REPORTS; i++)
 		pg_atomic_init_u32(&shared->reports[i], OUTBOX_REPORT_NONE);
 

@@ -2,28 +2,37 @@
  * url.c
  *	  What outbox.nats_url may be.
  *
- * Only what tells a list of URLs from a slip of the pen: the scheme, and that
- * something follows it. The rest is read by the NATS client, whose verdict is
- * in outbox.status(). Pure logic; it must know neither PostgreSQL nor NATS.
+ * Only what tells a list of URLs from a slip of the pen: the scheme, that
+ * something follows it, and that nothing in it ends a URL where the masking of
+ * credentials (broker_text.c) would think so. The rest is read by the NATS
+ * client, whose verdict is in outbox.status(). Pure logic; it must know neither
+ * PostgreSQL nor NATS.
  */
 #include "url.h"
 
+#include <stddef.h>
 #include <string.h>
 
-/* Whether the first length bytes of text are a scheme of ours and at least one byte more. */
+/* Whether length bytes of text are a scheme of ours and something more, without white space. */
 static bool
 is_server_url(const char *text, size_t length)
 {
 	static const char *const schemes[] = {"nats://", "tls://"};
+	bool		has_scheme = false;
 
 	for (size_t i = 0; i < sizeof(schemes) / sizeof(schemes[0]); i++)
 	{
 		size_t		scheme_length = strlen(schemes[i]);
 
 		if (length > scheme_length && memcmp(text, schemes[i], scheme_length) == 0)
-			return true;
+			has_scheme = true;
 	}
-	return false;
+	for (size_t i = 0; i < length; i++)
+	{
+		if ((unsigned char) text[i] <= ' ' || text[i] == 0x7f)
+			return false;
+	}
+	return has_scheme;
 }
 
 bool
@@ -32,10 +41,13 @@ outbox_url_check_list(const char *list)
 	for (;;)
 	{
 		size_t		length;
+		size_t		trimmed;
 
 		list += strspn(list, " ");
-		length = strcspn(list, ",");
-		if (!is_server_url(list, length))
+		length = trimmed = strcspn(list, ",");
+		while (trimmed > 0 && list[trimmed - 1] == ' ')
+			trimmed--;
+		if (!is_server_url(list, trimmed))
 			return false;
 		if (list[length] == '\0')
 			return true;

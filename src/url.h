@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-/* URLs of NATS servers, separated by commas; spaces before one don't count. */
+/* URLs of NATS servers, separated by commas; spaces around one don't count, and it has no white space in it. */
 extern bool outbox_url_check_list(const char *list);
 
 #endif							/* OUTBOX_URL_H */

@@ -98,7 +98,7 @@ my $arrivals = '';
 my $subscriber = $nats->start_tool(\$arrivals, 'subscribe', 'outbox.frozen.>');
 $nats->freeze;
 burst($node, $db, 'frozen', 50);
-$status = check_outage($node, $db, 'frozen', state => 'active', reason => qr/no acknowledgement within 500 ms/, obeys => 0);
+$status = check_outage($node, $db, 'frozen', state => 'broker unavailable', reason => qr/no acknowledgement within 500 ms/, obeys => 0);
 is($status->{backlog}, 50, 'frozen: nothing is taken for published');
 ok(wait_for_query($node, $db, q{SELECT count(*) FROM outbox.events WHERE created_at < now() - interval '2 s' AND aggregate_type = 'frozen'}, expected => 50),
 	'frozen: for several ack timeouts');
@@ -121,7 +121,7 @@ $subscriber->kill_kill;
 # Another relay finds a broker that says nothing, and that has the first one's bytes.
 $nats->freeze;
 burst($node, $db, 'refrozen', 50);
-$status = check_outage($node, $db, 'frozen again', state => 'active', reason => qr/no acknowledgement within 500 ms/);
+$status = check_outage($node, $db, 'frozen again', state => 'broker unavailable', reason => qr/no acknowledgement within 500 ms/);
 check_outage($node, $db, 'frozen before the connection', state => 'not connected', reason => qr/could not connect to .*time/i);
 $start = time();
 $node->safe_psql($db, 'CREATE DATABASE passing');
@@ -130,6 +130,18 @@ cmp_ok(time() - $start, '<', 5, 'frozen before the connection: DROP DATABASE doe
 $nats->thaw;
 recovers($node, 'frozen again');
 check_stream($nats, $node, $db, 'frozen again');
+
+# One event is enough to see it, after three ack timeouts.
+$mark = log_mark($node);
+$nats->freeze;
+$start = time();
+burst($node, $db, 'single', 1);
+check_outage($node, $db, 'frozen, one event', state => 'broker unavailable', reason => qr/no acknowledgement within 500 ms/, since => $start, obeys => 0);
+is(scalar(log_lines($node, $mark, qr/LOG:  outbox relay gets no acknowledgements: .*within 500 ms/)), 1, 'frozen, one event: one line in the log');
+$nats->thaw;
+recovers($node, 'frozen, one event');
+ok(wait_state($node, $db, 'active', timeout => 3), 'frozen, one event: active again');
+check_stream($nats, $node, $db, 'frozen, one event');
 
 # ---------------------------------------------------------- JetStream is off
 
@@ -190,7 +202,7 @@ recovers($node, 'one stream less');
 $limited->write_config(config => accounts('64KB', 1));
 $limited->restart;
 burst($node, $db, 'storage', 400);
-check_outage($node, $db, 'no more storage', state => 'active', reason => qr/resource limits exceeded for account \(10002\)/);
+check_outage($node, $db, 'no more storage', state => 'broker unavailable', reason => qr/error 10002: resource limits exceeded for account/);
 untouched_attempts($node, $db, 'no more storage, still');
 $limited->write_config(config => accounts('10MB', 1));
 $limited->restart;

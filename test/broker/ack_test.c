@@ -51,6 +51,8 @@ test_positive(void)
 	ok(reply.kind == ACK_POSITIVE && reply.duplicate, "a duplicate, with a domain");
 	reply = parse_text(" \r\n\t{ \"seq\" : 0 , \"stream\" : \"S\" , \"duplicate\" : false } ");
 	ok(reply.kind == ACK_POSITIVE && reply.sequence == 0 && !reply.duplicate, "sequence 0, white space");
+	reply = parse_text("{\"stream\":\"S\",\"seq\":10,\"x\":[0,-0,0.01,0e00,1e01]}");
+	ok(reply.kind == ACK_POSITIVE && reply.sequence == 10, "zeros where JSON has them");
 	reply = parse_text("{\"stream\":\"S\",\"seq\":18446744073709551615}");
 	ok(reply.kind == ACK_POSITIVE && reply.sequence == UINT64_MAX, "the largest sequence");
 	reply = parse_text("{\"new\":{\"a\":[1,-2.5e+3,{\"b\":[]},{}],\"c\":null},\"x\":[],\"stream\":\"S\",\"seq\":7}");
@@ -109,6 +111,8 @@ test_malformed(void)
 		"{\"stream\":\"S\\\",\"seq\":1}", "{\"stream\":\"S\\x\",\"seq\":1}", "{\"stream\":\"S\\u12\",\"seq\":1}",
 		"{\"stream\":\"S\\u12g4\",\"seq\":1}", "{\"stream\":\"S\\", "{\"stream\":\"S\\u", "{\"error\":1}",
 		"{\"error\":\"no\"}", "{\"error\":[]}", "{\"error\":{\"code\":-1}}", "{\"error\":{\"err_code\":2147483648}}",
+		"{\"stream\":\"S\",\"seq\":007}", "{\"stream\":\"S\",\"seq\":00}", "{\"error\":{\"code\":0503}}",
+		"{\"stream\":\"S\",\"seq\":1,\"x\":01}", "{\"stream\":\"S\",\"seq\":1,\"x\":-01.5}", "{\"stream\":\"S\",\"seq\":1,\"x\":00e1}",
 		"{\"error\":{\"description\":5}}", "{\"error\":{\"code\":503}", "{\"error\":{\"code\":503}},"
 	};
 

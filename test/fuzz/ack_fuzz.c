@@ -117,13 +117,24 @@ skip_digits(Json *json)
 	return count;
 }
 
-/* A number. Leading zeros pass, unlike in JSON: ack.c has no reason to mind them. */
+/* As JSON writes whole numbers: without leading zeros. */
+static size_t
+skip_whole(Json *json)
+{
+	bool		zero = next_char(json) == '0';
+	size_t		count = skip_digits(json);
+
+	if (zero && count > 1)
+		json->broken = true;
+	return count;
+}
+
 static void
 skip_number(Json *json)
 {
 	if (next_char(json) == '-')
 		(void) take_char(json);
-	(void) skip_digits(json);
+	(void) skip_whole(json);
 	if (next_char(json) == '.')
 	{
 		(void) take_char(json);
@@ -195,7 +206,7 @@ take_number(Json *json, uint64_t max)
 
 	(void) next_after_space(json);
 	digits = json->at;
-	for (size_t count = skip_digits(json); count > 0; count--)
+	for (size_t count = skip_whole(json); count > 0; count--)
 	{
 		value = value * 10 + (unsigned) (*digits++ - '0');
 		if (value > max)
