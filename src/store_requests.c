@@ -207,12 +207,12 @@ enact(OutboxRelay *relay, const Request *request)
 	}
 	else if (outbox_tracker_is_settled(relay->tracker, request->position))
 	{
-		/* It was terminal: new to the schedule. */
+		/* It was terminal: new to the schedule, unless it has been redriven before. */
 		if (!outbox_schedule_defer(relay->schedule, key, request->position, request->created_at))
 			outbox_relay_out_of_memory();
 		relay->redrive_until = outbox_clock_now() + REDRIVE_US;
-		return;
 	}
+	/* One that was redriven before may have failed again and hold its aggregate. */
 	outbox_schedule_reread(relay->schedule, key);
 }
 
