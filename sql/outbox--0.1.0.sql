@@ -113,7 +113,8 @@ COMMENT ON TABLE outbox.delivery IS 'attempts, last error and fate of events tha
 -- What the relay is to do for operators; gone once it is done.
 CREATE TABLE outbox.request (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind         "char"      NOT NULL CHECK (kind IN ('r', 'x')),  -- r: take up redriven events, x: discard one
+    -- r: take up a redriven event, p: a parked aggregate from a position on, x: discard an event
+    kind         "char"      NOT NULL CHECK (kind IN ('r', 'p', 'x')),
     agg_hash     bigint      NOT NULL,
     position     bigint      NOT NULL,
     reason       text,
@@ -285,6 +286,8 @@ CREATE FUNCTION outbox.redrive(
 RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
+    parked bigint[];
+    positions bigint[];
     redriven bigint;
 BEGIN
     IF max_events < 0 THEN
@@ -302,20 +305,26 @@ BEGIN
           AND (failed_after IS NULL OR d.failed_at >= failed_after)
           AND (failed_before IS NULL OR d.failed_at < failed_before)
         ORDER BY d.position LIMIT max_events
-        FOR UPDATE OF d
-    ), changed AS (
+    )
+    SELECT array_agg(DISTINCT agg) FILTER (WHERE was = 'p'), array_agg(pos) INTO parked, positions FROM chosen;
+    IF positions IS NULL THEN
+        RETURN 0;
+    END IF;
+    -- A parked aggregate comes back as a whole. All rows are locked in one order, or two calls at once might deadlock.
+    SELECT array_agg(pos) INTO positions
+    FROM (SELECT d.position AS pos FROM outbox.delivery d
+          WHERE d.state IN ('f', 'b', 'p') AND (d.position = ANY (positions) OR d.state = 'p' AND d.agg_hash = ANY (parked))
+          ORDER BY d.position FOR UPDATE) locked;
+    WITH changed AS (
         UPDATE outbox.delivery d
         SET state = 'r', attempts = 0, next_attempt_at = pg_catalog.clock_timestamp(), failed_at = NULL
-        WHERE d.state IN ('f', 'b', 'p')
-          AND (d.position IN (SELECT pos FROM chosen)
-               OR d.state = 'p' AND d.agg_hash IN (SELECT agg FROM chosen WHERE was = 'p'))
+        WHERE d.position = ANY (positions)
         RETURNING d.position AS pos, d.agg_hash AS agg
     ), asked AS (
-        -- A parked aggregate comes back as a whole, by its first event.
         INSERT INTO outbox.request (kind, agg_hash, position)
-        SELECT 'r', agg, pos FROM changed WHERE agg NOT IN (SELECT agg FROM chosen WHERE was = 'p')
+        SELECT 'r', agg, pos FROM changed WHERE agg = ANY (parked) IS NOT TRUE
         UNION ALL
-        SELECT 'r', agg, min(pos) FROM changed WHERE agg IN (SELECT agg FROM chosen WHERE was = 'p') GROUP BY agg
+        SELECT 'p', agg, min(pos) FROM changed WHERE agg = ANY (parked) GROUP BY agg
     )
     SELECT count(*) INTO redriven FROM changed;
     IF redriven > 0 THEN

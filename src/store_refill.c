@@ -99,6 +99,7 @@ typedef struct Refill
 	OutboxLogScan log;
 	DeliveryScan deliveries;
 	bool		parked;			/* the aggregate is */
+	int64		parked_from;	/* its first parked event; PG_INT64_MAX: none is yet */
 	int			added;
 	int			passed;			/* added, skipped or parked */
 	Datum	   *to_park;		/* positions, palloc'd; NULL: none */
@@ -186,6 +187,30 @@ park(Refill *refill, int64 position)
 	skip(refill, position, true);
 }
 
+/*
+ * The aggregate's first parked event; PG_INT64_MAX: none. What waits for a
+ * retry behind it was redriven together with it, and must not overtake it when
+ * that fails again.
+ */
+static int64
+first_parked(const ScheduleRefill *wish)
+{
+	Oid			types[] = {INT8OID};
+	Datum		values[] = {Int64GetDatum((int64) wish->aggregate)};
+	int64		result = PG_INT64_MAX;
+	bool		isnull;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	if (SPI_execute_with_args("SELECT position FROM outbox.delivery WHERE agg_hash = $1 AND state = 'p' ORDER BY agg_hash, position LIMIT 1",
+							  lengthof(types), types, values, NULL, true, 1) != SPI_OK_SELECT)
+		elog(ERROR, "could not read outbox.delivery");
+	if (SPI_processed > 0)
+		result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
+	SPI_finish();
+	return result;
+}
+
 /* Decides about the row that the scan of the log stands on. */
 static void
 take_row(Refill *refill)
@@ -202,7 +227,10 @@ take_row(Refill *refill)
 		switch (DatumGetChar(delivery_column(&refill->deliveries, DELIVERY_STATE)))
 		{
 			case DELIVERY_RETRY:
-				add(refill, attempts, false);
+				if (position > refill->parked_from)
+					park(refill, position);
+				else
+					add(refill, attempts, false);
 				break;
 			case DELIVERY_BLOCKING:
 				add(refill, attempts, true);
@@ -237,9 +265,10 @@ write_parked(Refill *refill)
 	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	outbox_store_run("INSERT INTO outbox.delivery (position, agg_hash, state, attempts, last_code, last_error, failed_at)"
+	outbox_store_run("INSERT INTO outbox.delivery AS d (position, agg_hash, state, attempts, last_code, last_error, failed_at)"
 					 " SELECT p, $2, 'p', 0, 0, 'outbox relay: an earlier event of the aggregate has failed', pg_catalog.clock_timestamp()"
-					 " FROM pg_catalog.unnest($1) p ON CONFLICT (position) DO NOTHING",
+					 " FROM pg_catalog.unnest($1) p ON CONFLICT (position) DO UPDATE SET state = 'p', next_attempt_at = NULL,"
+					 " last_code = 0, last_error = excluded.last_error, failed_at = excluded.failed_at WHERE d.state = 'r'",
 					 lengthof(types), types, values);
 	SPI_finish();
 	for (int i = 0; i < refill->to_park_count; i++)
@@ -258,6 +287,7 @@ refill_one(OutboxReader *reader, const ScheduleRefill *wish)
 	bool		more;
 
 	refill.parked = outbox_store_is_parked(relay, wish->aggregate);
+	refill.parked_from = refill.parked ? first_parked(wish) : PG_INT64_MAX;
 	open_log(&refill, wish->from_position);
 	delivery_open(&refill.deliveries, relay, wish);
 	for (;; go_on(&refill))

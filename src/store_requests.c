@@ -23,13 +23,14 @@
 /* Requests in one transaction. */
 #define REQUEST_BATCH 1000
 
-/* When an event that is to be discarded is with the broker, or more requests are there. */
+/* When something has to wait: for the broker's answer, for an operator's transaction, or because there is too much. */
 #define AGAIN_US INT64CONST(200000)
 
 /* How long a redriven event may meet acknowledged, not yet recorded ones. */
 #define REDRIVE_US INT64CONST(60000000)
 
 #define REQUEST_REDRIVEN 'r'
+#define REQUEST_UNPARK 'p'
 #define REQUEST_DISCARD 'x'
 
 typedef struct OutboxRequest
@@ -124,26 +125,54 @@ read_requests(const OutboxRelay *relay, int *count)
 }
 
 /*
+ * Whether the delivery rows of an aggregate's parked events, or that of one
+ * position, can be written without waiting for an operator's open transaction;
+ * they are locked then. Nobody but operators locks them.
+ */
+static bool
+lock_deliveries(const char *which, int64 key)
+{
+	Oid			types[] = {INT8OID};
+	Datum		values[] = {Int64GetDatum(key)};
+	char	   *query = psprintf("SELECT FROM outbox.delivery WHERE %s FOR NO KEY UPDATE SKIP LOCKED", which);
+	uint64		locked;
+
+	if (SPI_execute_with_args(query, 1, types, values, NULL, false, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not lock rows of outbox.delivery");
+	locked = SPI_processed;
+	query = psprintf("SELECT FROM outbox.delivery WHERE %s", which);
+	if (SPI_execute_with_args(query, 1, types, values, NULL, false, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not read outbox.delivery");
+	return SPI_processed == locked;
+}
+
+/*
  * A parked aggregate comes back as a whole: what was parked after the redrive
  * had its snapshot follows it. No longer parked once it has no parked events.
+ * False: not yet.
  */
-static void
+static bool
 unpark(OutboxRelay *relay, const Request *request)
 {
 	Oid			types[] = {INT8OID};
 	Datum		values[] = {Int64GetDatum((int64) request->agg_hash)};
 	uint64		agg_hash = request->agg_hash;
 
-	if (!outbox_store_is_parked(relay, agg_hash))
-		return;
-	if (request->kind == REQUEST_REDRIVEN)
+	if (hash_search(relay->parked, &agg_hash, HASH_FIND, NULL) == NULL)
+		return true;
+	if (request->kind == REQUEST_UNPARK && !lock_deliveries("agg_hash = $1 AND state = 'p'", (int64) agg_hash))
+		return false;
+	/* Where no order is kept each of its events is to be taken up for itself. */
+	relay->reload_wanted |= !relay->preserve_order;
+	if (request->kind == REQUEST_UNPARK)
 		outbox_store_run("UPDATE outbox.delivery SET state = 'r', attempts = 0, failed_at = NULL WHERE agg_hash = $1 AND state = 'p'",
 						 1, types, values);
 	if (SPI_execute_with_args("SELECT FROM outbox.delivery WHERE agg_hash = $1 AND state = 'p' LIMIT 1", 1, types, values,
-							  NULL, true, 1) != SPI_OK_SELECT)
+							  NULL, false, 1) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.delivery");
 	if (SPI_processed == 0)
 		(void) hash_search(relay->parked, &agg_hash, HASH_REMOVE, NULL);
+	return true;
 }
 
 /* Handed to the broker, or not recorded since. */
@@ -158,14 +187,14 @@ is_claimed(const OutboxRelay *relay, int64 position)
 	return false;
 }
 
-/* Sets one event to discarded, unless it is published meanwhile. False: it is with the broker just now. */
+/* Sets one event to discarded, unless it is published meanwhile. False: it is with the broker, or its row locked, just now. */
 static bool
 discard(const OutboxRelay *relay, const Request *request)
 {
 	Oid			types[] = {INT8OID};
 	Datum		values[] = {Int64GetDatum(request->id)};
 
-	if (is_claimed(relay, request->position))
+	if (is_claimed(relay, request->position) || !lock_deliveries("position = $1", request->position))
 		return false;
 	outbox_store_run("INSERT INTO outbox.delivery AS d (position, agg_hash, state, attempts, last_code, last_error, failed_at,"
 					 " discarded_at, discarded_by, discard_reason)"
@@ -208,12 +237,12 @@ enact(OutboxRelay *relay, const Request *request)
 	}
 	else if (outbox_tracker_is_settled(relay->tracker, request->position))
 	{
-		/* It was terminal: new to the schedule. */
+		/* It was terminal: new to the schedule, unless it has been redriven before. */
 		if (!outbox_schedule_defer(relay->schedule, key, request->position, request->created_at))
 			outbox_relay_out_of_memory();
 		relay->redrive_until = outbox_clock_now() + REDRIVE_US;
-		return;
 	}
+	/* One that was redriven before may have failed again and hold its aggregate. */
 	outbox_schedule_reread(relay->schedule, key);
 }
 
@@ -239,9 +268,8 @@ outbox_store_record_requests(OutboxRelay *relay)
 	again = count == REQUEST_BATCH;
 	for (int i = 0; i < count; i++)
 	{
-		requests[i].done = requests[i].kind != REQUEST_DISCARD || discard(relay, &requests[i]);
+		requests[i].done = (requests[i].kind != REQUEST_DISCARD || discard(relay, &requests[i])) && unpark(relay, &requests[i]);
 		again |= !requests[i].done;
-		unpark(relay, &requests[i]);
 	}
 	if (count > 0)
 	{

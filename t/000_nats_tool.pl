@@ -101,6 +101,11 @@ is($nats->info('EV')->{messages}, 2, 'purge of one subject');
 $nats->tool('update', 'EV', '--seal');
 ($code, undef, $err) = $nats->try_tool('publish', 'ev.a', 'x');
 like($err, qr/sealed/, 'a sealed stream');
+$nats->tool('create', 'PS', 'ps.>', '--max-msgs-per-subject', 1, '--discard-new', '--discard-new-per-subject');
+publish('ps.a', 'x');
+($code, undef, $err) = $nats->try_tool('publish', 'ps.a', 'x');
+like($err, qr/maximum messages per subject exceeded/, 'a full subject');
+publish('ps.b', 'x');
 $nats->tool('create', 'MEM', 'mem.>', '--memory', '--interest');
 publish('mem.a', 'nobody wants it');
 is($nats->info('MEM')->{messages}, 0, 'interest retention');
@@ -119,6 +124,16 @@ cmp_ok(abs($lines[0][0] / 1e6 - time()), '<', 20, 'time of arrival');
 is_deeply([ @{ $lines[0] }[ 1 .. 6 ] ], [ 'now.a', 'm7', 'i1', '7', 'x%09y', '-' ], 'first message');
 is($lines[1][6], $lines[1][0] - 1729989000123400, 'latency since ce-time');
 is(($nats->try_tool('subscribe', 'now.>', '--count', 1, '--timeout', 200))[0], 4, 'nothing came: exit 4');
+
+# Something that answers, and something that doesn't, in place of a stream.
+$out = '';
+my $responder = $nats->start_tool(\$out, 'respond', 'core.says', '--reply', '{"stream":"EV","seq":7}', '--count', 1, '--timeout', 20_000);
+is($nats->tool('publish', 'core.says', 'x'), "stream=EV seq=7 duplicate=false\n", 'an answer');
+$responder->finish;
+like($out, qr/\tcore\.says\t.*\tx$/, 'and what it was for');
+$responder = $nats->start_tool(\$out, 'respond', 'core.mute', '--timeout', 20_000);
+is(($nats->try_tool('publish', 'core.mute', 'x', '--timeout', 200))[0], 4, 'no answer: exit 4');
+$responder->kill_kill(grace => 1);
 
 # Two servers at once; authorization.
 my $other = OutboxNats->start(user => 'svc', password => 'S3cr!t');

@@ -307,15 +307,16 @@ sub tool
 	return $out;
 }
 
-# For a command that goes on while the test does something else, "subscribe" mostly:
-# an IPC::Run handle; its output grows in $$out. The caller calls ->finish on it.
+# For a command that goes on while the test does something else, "subscribe" or "respond"
+# mostly: an IPC::Run handle; its output grows in $$out. The caller calls ->finish or
+# ->kill_kill on it.
 sub start_tool
 {
 	my ($self, $out, @args) = @_;
 	my $err = '';
 	my $handle = IPC::Run::start($self->_tool_command(@args), '<', \'', '>', $out, '2>', \$err);
 
-	IPC::Run::pump($handle) while $args[0] eq 'subscribe' && $err !~ /subscribed to/ && $handle->pumpable;
+	IPC::Run::pump($handle) while $args[0] =~ /^(?:subscribe|respond)$/ && $err !~ /subscribed to/ && $handle->pumpable;
 	return $handle;
 }
 

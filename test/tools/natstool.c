@@ -54,17 +54,20 @@ static struct
 	bool		latency;
 	int64_t		count;
 	int64_t		timeout_ms;
+	const char *reply;			/* NULL: none */
 	Pair		headers[MAX_HEADERS];
 	int			header_count;
 
 	/* of a stream; INT64_MIN: not given */
 	int64_t		max_msg_size;
 	int64_t		max_msgs;
+	int64_t		max_msgs_per_subject;
 	int64_t		max_bytes;
 	int64_t		dup_window_ms;
 	int64_t		replicas;
 	bool		discard_new;
 	bool		discard_old;
+	bool		discard_new_per_subject;
 	bool		memory;
 	bool		interest;
 	bool		seal;
@@ -84,8 +87,9 @@ static const char usage_text[] =
 "  purge STREAM [SUBJECT]\n"
 "  publish SUBJECT PAYLOAD [-H KEY=VALUE].. [--core] [--timeout MS]\n"
 "  subscribe SUBJECT [--count N] [--timeout MS] [--latency]\n"
+"  respond SUBJECT [--reply TEXT] [--count N] [--timeout MS]    the same, with an answer to each\n"
 "stream options: --max-msg-size N  --max-msgs N  --max-bytes N  --discard-new  --discard-old\n"
-"  --dup-window MS  --replicas N  --memory  --interest  --seal (update only)\n"
+"  --max-msgs-per-subject N  --discard-new-per-subject  --dup-window MS  --replicas N  --memory  --interest  --seal (update only)\n"
 "exit: 0 done, 1 refused or missing, 2 wrong usage, 3 no connection, 4 timed out\n";
 
 static void die(int code, const char *format,...) __attribute__((noreturn, format(printf, 2, 3)));
@@ -473,6 +477,8 @@ set_stream_options(jsStreamConfig *config)
 		config->MaxMsgSize = (int32_t) options.max_msg_size;
 	if (options.max_msgs != INT64_MIN)
 		config->MaxMsgs = options.max_msgs;
+	if (options.max_msgs_per_subject != INT64_MIN)
+		config->MaxMsgsPerSubject = options.max_msgs_per_subject;
 	if (options.max_bytes != INT64_MIN)
 		config->MaxBytes = options.max_bytes;
 	if (options.dup_window_ms != INT64_MIN)
@@ -483,6 +489,8 @@ set_stream_options(jsStreamConfig *config)
 		config->Discard = js_DiscardNew;
 	if (options.discard_old)
 		config->Discard = js_DiscardOld;
+	if (options.discard_new_per_subject)
+		config->DiscardNewPerSubject = true;
 	if (options.memory)
 		config->Storage = js_MemoryStorage;
 	if (options.interest)
@@ -642,7 +650,23 @@ print_latency_summary(int64_t *samples, size_t count)
 			samples[(count - 1) / 2], samples[(count - 1) * 99 / 100], samples[count - 1]);
 }
 
-/* A plain subscription, so it sees each message at the moment the stream does, and resends too. */
+/* In place of a stream: the answer to one message, if there is a text for it and somebody who waits. */
+static void
+answer(natsMsg *msg)
+{
+	const char *reply_subject = natsMsg_GetReply(msg);
+
+	if (options.reply == NULL || reply_subject == NULL)
+		return;
+	check(natsConnection_Publish(connection, reply_subject, options.reply, (int) strlen(options.reply)), 0, "answer to",
+		  reply_subject);
+}
+
+/*
+ * A plain subscription, so it sees each message at the moment the stream does,
+ * and resends too. As "respond" it answers each, or, without a text for that,
+ * is a stream that keeps silent.
+ */
 static int
 run_subscribe(int argc, char **argv)
 {
@@ -669,6 +693,7 @@ run_subscribe(int argc, char **argv)
 			continue;
 		check(status, 0, "receive from", argv[0]);
 		received++;
+		answer(msg);
 		print_arrival(msg, received_us);
 		if (options.latency)
 			print_latency(msg, received_us, &samples, &sample_count);
@@ -708,19 +733,23 @@ parse_options(int argc, char **argv)
 {
 	enum
 	{
-		USER = 256, PASSWORD, CREDS, TLS_CA, MAX_MSG_SIZE, MAX_MSGS, MAX_BYTES, DUP_WINDOW, REPLICAS, COUNT, TIMEOUT
+		USER = 256, PASSWORD, CREDS, TLS_CA, MAX_MSG_SIZE, MAX_MSGS, MAX_MSGS_PER_SUBJECT, MAX_BYTES, DUP_WINDOW, REPLICAS,
+		COUNT, TIMEOUT, REPLY
 	};
-	static int	flag_json, flag_core, flag_latency, flag_new, flag_old, flag_memory, flag_interest, flag_seal;
+	static int	flag_json, flag_core, flag_latency, flag_new, flag_old, flag_new_per_subject, flag_memory, flag_interest,
+				flag_seal;
 	static const struct option table[] = {
 		{"server", required_argument, NULL, 's'}, {"user", required_argument, NULL, USER},
 		{"password", required_argument, NULL, PASSWORD}, {"creds", required_argument, NULL, CREDS},
 		{"tls-ca", required_argument, NULL, TLS_CA}, {"max-msg-size", required_argument, NULL, MAX_MSG_SIZE},
-		{"max-msgs", required_argument, NULL, MAX_MSGS}, {"max-bytes", required_argument, NULL, MAX_BYTES},
+		{"max-msgs", required_argument, NULL, MAX_MSGS},
+		{"max-msgs-per-subject", required_argument, NULL, MAX_MSGS_PER_SUBJECT}, {"max-bytes", required_argument, NULL, MAX_BYTES},
 		{"dup-window", required_argument, NULL, DUP_WINDOW},
 		{"replicas", required_argument, NULL, REPLICAS}, {"count", required_argument, NULL, COUNT},
-		{"timeout", required_argument, NULL, TIMEOUT}, {"json", no_argument, &flag_json, 1},
+		{"timeout", required_argument, NULL, TIMEOUT}, {"reply", required_argument, NULL, REPLY}, {"json", no_argument, &flag_json, 1},
 		{"core", no_argument, &flag_core, 1}, {"latency", no_argument, &flag_latency, 1},
 		{"discard-new", no_argument, &flag_new, 1}, {"discard-old", no_argument, &flag_old, 1},
+		{"discard-new-per-subject", no_argument, &flag_new_per_subject, 1},
 		{"memory", no_argument, &flag_memory, 1}, {"interest", no_argument, &flag_interest, 1},
 		{"seal", no_argument, &flag_seal, 1}, {NULL, 0, NULL, 0},
 	};
@@ -738,11 +767,13 @@ parse_options(int argc, char **argv)
 			case TLS_CA: options.tls_ca = optarg; break;
 			case MAX_MSG_SIZE: options.max_msg_size = parse_number("--max-msg-size", optarg); break;
 			case MAX_MSGS: options.max_msgs = parse_number("--max-msgs", optarg); break;
+			case MAX_MSGS_PER_SUBJECT: options.max_msgs_per_subject = parse_number("--max-msgs-per-subject", optarg); break;
 			case MAX_BYTES: options.max_bytes = parse_number("--max-bytes", optarg); break;
 			case DUP_WINDOW: options.dup_window_ms = parse_number("--dup-window", optarg); break;
 			case REPLICAS: options.replicas = parse_number("--replicas", optarg); break;
 			case COUNT: options.count = parse_number("--count", optarg); break;
 			case TIMEOUT: options.timeout_ms = parse_number("--timeout", optarg); break;
+			case REPLY: options.reply = optarg; break;
 			default: usage("wrong option", NULL);
 		}
 	}
@@ -751,6 +782,7 @@ parse_options(int argc, char **argv)
 	options.latency = flag_latency;
 	options.discard_new = flag_new;
 	options.discard_old = flag_old;
+	options.discard_new_per_subject = flag_new_per_subject;
 	options.memory = flag_memory;
 	options.interest = flag_interest;
 	options.seal = flag_seal;
@@ -769,11 +801,12 @@ main(int argc, char **argv)
 		{"dump", 1, 2, run_dump}, {"info", 1, 1, run_info}, {"leader", 1, 1, run_leader}, {"create", 2, 2, run_create},
 		{"update", 1, 2, run_update}, {"delete", 1, 1, run_delete}, {"purge", 1, 2, run_purge},
 		{"publish", 2, 2, run_publish}, {"subscribe", 1, 1, run_subscribe},
+		{"respond", 1, 1, run_subscribe},
 	};
 
 	options.url = getenv("NATS_URL") != NULL ? getenv("NATS_URL") : "nats://127.0.0.1:4222";
-	options.max_msg_size = options.max_msgs = options.max_bytes = options.dup_window_ms =
-		options.replicas = INT64_MIN;
+	options.max_msg_size = options.max_msgs = options.max_msgs_per_subject = options.max_bytes =
+		options.dup_window_ms = options.replicas = INT64_MIN;
 	parse_options(argc, argv);
 	if (optind == argc)
 		usage("a command is missing", NULL);
