@@ -298,7 +298,7 @@ outbox_store_enact_redriven(OutboxRelay *relay)
 	{
 		if (relay->requests[i].kind == REQUEST_DISCARD)
 			relay->requests[left++] = relay->requests[i];
-		else
+		else if (relay->requests[i].done)
 			enact(relay, &relay->requests[i]);
 	}
 	relay->request_count = left;

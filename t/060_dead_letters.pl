@@ -68,6 +68,11 @@ ok(wait_for_query($node, 'postgres', q{SELECT count(*) = 4 FROM outbox.dead_lett
 # redrive while the cause persists: the same again
 is($node->safe_psql('postgres', q{SELECT outbox.redrive(aggregate_type => 'a', aggregate_id => 'b')}), 1, 'redrive of the blocking one');
 ok(wait_for_query($node, 'postgres', q{SELECT count(*) = 3 FROM outbox.dead_letters WHERE aggregate_id = 'b'}), 'it fails again, under the present policy');
+my $since = $node->safe_psql('postgres', 'SELECT clock_timestamp()');
+is($node->safe_psql('postgres', q{SELECT outbox.redrive(aggregate_type => 'a', aggregate_id => 'p')}), 4, 'redrive of the parked ones');
+ok(wait_for_query($node, 'postgres', qq{SELECT count(*) = 4 FROM outbox.dead_letters WHERE aggregate_id = 'p' AND failed_at > '$since'}, timeout => 20),
+	'the first one fails again, the others follow it again');
+is(states(q{aggregate_id = 'p' AND event_type <> 'e1' AND publish_state <> 'failed'}), '', 'none of them was sent');
 
 # restart keeps all that
 $node->restart;
