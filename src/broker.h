@@ -44,6 +44,8 @@ typedef struct BrokerConfig
 	bool		stream_create;	/* create the stream if it is missing */
 	int			duplicate_window_ms;	/* of a created stream */
 	int			ack_timeout_ms; /* from broker_publish() to BROKER_TIMED_OUT */
+	int			max_pause_ms;	/* a message that took longer on its way out isn't sent: the process
+								 * stood still. 0: no limit */
 	int			connect_timeout_ms; /* bound of one connection attempt */
 	int			reconnect_base_ms;	/* first back-off between attempts ... */
 	int			reconnect_max_ms;	/* ... doubled up to this, with jitter */

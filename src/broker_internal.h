@@ -166,6 +166,7 @@ typedef struct BrokerQueued
 {
 	struct BrokerQueued *next;
 	natsMsg    *msg;
+	int64_t		queued_us;
 	int64_t		bytes;
 	uint32_t	slot;
 	uint32_t	generation;

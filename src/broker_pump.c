@@ -41,6 +41,25 @@ take_queue(BrokerLink *link, bool *stop)
 }
 
 /*
+ * A message that waited so long may belong to somebody else by now: the process
+ * was stopped, and the main thread hasn't had its turn yet. The connection ends,
+ * and with it all that wasn't sent.
+ */
+static bool
+came_too_late(BrokerLink *link, const BrokerQueued *queued)
+{
+	int64_t		limit_us = (int64_t) link->settings->config.max_pause_ms * 1000;
+
+	if (limit_us == 0 || broker_now_us() - queued->queued_us <= limit_us)
+		return false;
+	pthread_mutex_lock(&link->lock);
+	if (link->fd >= 0)
+		shutdown(link->fd, SHUT_RDWR);
+	pthread_mutex_unlock(&link->lock);
+	return true;
+}
+
+/*
  * Gives the messages to the library; one it does not take is answered right
  * here. Returns their size.
  */
@@ -48,11 +67,16 @@ static int64_t
 publish_queue(BrokerLink *link, BrokerQueued *queue)
 {
 	int64_t		bytes = 0;
+	bool		too_late = false;
 
 	while (queue != NULL)
 	{
 		BrokerQueued *next = queue->next;
-		natsStatus	status = natsConnection_PublishMsg(link->nc, queue->msg);
+		natsStatus	status = NATS_CONNECTION_CLOSED;
+
+		too_late = too_late || came_too_late(link, queue);
+		if (!too_late)
+			status = natsConnection_PublishMsg(link->nc, queue->msg);
 
 		/* When it is the connection that is over, all are reported lost anyway. */
 		if (status != NATS_OK && status != NATS_CONNECTION_CLOSED)
@@ -168,6 +192,7 @@ broker_pump_publish(BrokerLink *link, natsMsg *msg, int64_t bytes,
 		return BROKER_PUBLISH_OFFLINE;
 	}
 	queued->msg = msg;
+	queued->queued_us = broker_now_us();
 	queued->bytes = bytes;
 	queued->slot = slot;
 	queued->generation = generation;

@@ -243,6 +243,7 @@ broker_settings_equal(const BrokerSettings *settings, const BrokerConfig *config
 		mine->stream_create == config->stream_create &&
 		mine->duplicate_window_ms == config->duplicate_window_ms &&
 		mine->ack_timeout_ms == config->ack_timeout_ms &&
+		mine->max_pause_ms == config->max_pause_ms &&
 		mine->connect_timeout_ms == config->connect_timeout_ms &&
 		mine->reconnect_base_ms == config->reconnect_base_ms &&
 		mine->reconnect_max_ms == config->reconnect_max_ms &&

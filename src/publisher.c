@@ -102,6 +102,7 @@ outbox_publisher_configure(OutboxRelay *relay)
 		.stream_create = outbox_stream_create,
 		.duplicate_window_ms = DUPLICATE_WINDOW_MS,
 		.ack_timeout_ms = outbox_ack_timeout,
+		.max_pause_ms = outbox_lease_ttl / 2,
 		.connect_timeout_ms = outbox_connect_timeout,
 		.reconnect_base_ms = outbox_retry_base_delay,
 		.reconnect_max_ms = outbox_retry_max_delay,

@@ -360,6 +360,29 @@ test_faults(void)
 }
 
 /* TLS is driven by a thread of its own, so all that matters is told once more. */
+/* A process that stood still sends nothing of what it had left to the pump. */
+static void
+test_pause(Broker *broker, BrokerConfig *config)
+{
+	uint64_t	sequence;
+
+	config->max_pause_ms = 100;
+	broker_configure(broker, config);
+	tally_reset();
+	ok(works(broker), "TLS: a connection with a limit on pauses works");
+	sequence = tally.max_sequence;
+	tally_reset();
+	for (int i = 0; i < 10; i++)
+		(void) publish(broker, "outbox.late", NULL, NULL, 10);
+	usleep(300000);
+	broker_flush(broker);
+	ok(wait_quiet(broker, 5000) && tally.count[BROKER_LOST] == 10, "TLS: messages that waited too long are lost with their connection");
+	ok(works(broker) && tally.max_sequence == sequence + 20, "TLS: none of them is in the stream");
+	config->max_pause_ms = 0;
+	broker_configure(broker, config);
+	ok(works(broker), "TLS: without a limit again");
+}
+
 void
 test_tls(void)
 {
@@ -412,6 +435,7 @@ test_tls(void)
 	broker_announce(broker, "outbox.announced", "x", 1);
 	broker_flush(broker);
 	ok(works(broker) && tally.max_sequence == sequence + 1 + 20, "TLS: an announcement is sent");
+	test_pause(broker, &config);
 	publish_many(broker, "elsewhere.t", 3, 10);
 	wait_quiet(broker, 5000);
 	ok(tally.count[BROKER_NO_RESPONDERS] == 3, "TLS: no responders");
