@@ -12,10 +12,9 @@
  * set of its members: the relay sorts and merges ranges in any case.
  *
  * Sizes:    TX transactions of the given KINDS (3 at most, if given), POS
- *           positions, RING entries in the ring, PREPARED
- *           entries in the array of prepared transactions, RELAYS readers (the
- *           second one serves aggregate 1), WATERMARKS attempts to write one
- *           before the end.
+ *           positions, RING entries in the ring, PREPARED_ENTRIES in the array
+ *           of prepared transactions, RELAYS readers (the second one serves
+ *           aggregate 1), WATERMARKS attempts to write one before the end.
  * Faults:   CRASHES of the server, KILLS of a relay, FLUSHES by the WAL writer.
  * Switches: NO_PREPARE, NO_ABORT, PARTIAL (a read may stop after one row),
  *           MERGE (a transaction's positions are pushed as one range),
