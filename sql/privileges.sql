@@ -50,6 +50,8 @@ INSERT INTO tries (what, statement) VALUES
     ('set the broker', $$SET outbox.nats_url = 'nats://elsewhere:4222'$$),
     ('read the broker', $$SHOW outbox.nats_url$$),
     ('set a file', $$SET outbox.credentials_file = '/etc/passwd'$$),
+    ('set a seed', $$SET outbox.nkey_seed_file = '/etc/passwd'$$),
+    ('set the inbox', $$SET outbox.inbox_prefix = 'x'$$),
     ('set a limit', $$SET outbox.max_payload = '64MB'$$),
     ('set a trace', $$SET outbox.traceparent = 'x'$$);
 GRANT SELECT ON tries TO PUBLIC;
@@ -66,7 +68,7 @@ SET ROLE regress_outbox_reader;
 SELECT * FROM pg_temp.verdicts();
 SET ROLE regress_outbox_monitor;
 SELECT * FROM pg_temp.verdicts();
-SELECT count(*) FROM pg_settings WHERE name IN ('outbox.nats_url', 'outbox.credentials_file', 'outbox.tls_key_file');
+SELECT count(*) FROM pg_settings WHERE name IN ('outbox.nats_url', 'outbox.credentials_file', 'outbox.nkey_seed_file', 'outbox.tls_key_file');
 RESET ROLE;
 RESET outbox.traceparent;
 SELECT aggregate_id, event_type, count(*) FROM outbox.events WHERE aggregate_type = 'privileges' GROUP BY 1, 2 ORDER BY 1, 2;

@@ -42,6 +42,10 @@ SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['S
 SELECT pg_temp.attempt(format('SET outbox.stream = %L', t)) FROM unnest(ARRAY['', 'a b', 'a.b', 'a*', '>', 'a/b', 'a\b', E'a\tb', E'a\nb', repeat('s', 256), E'a\x01', E'a\x7f', 'Ü']) t;
 SELECT pg_temp.attempt(format('SET outbox.cloudevents_source = %L', t)) FROM unnest(ARRAY['', '/shop/é', repeat('s', 255), repeat('s', 256)]) t;
 
+-- where acknowledgements come to
+SELECT pg_temp.attempt(format('SET outbox.inbox_prefix = %L', t)) FROM unnest(ARRAY['', '_INBOX', '_INBOX_relay.shop', 'replies.a.b', repeat('p', 64)]) t;
+SELECT pg_temp.attempt(format('SET outbox.inbox_prefix = %L', t)) FROM unnest(ARRAY['a.>', 'a.*', '.a', 'a.', 'a..b', 'a b', E'a\nb', repeat('p', 65)]) t;
+
 -- bounds and units; PostgreSQL 17 shows the unit behind each bound
 SELECT regexp_replace(pg_temp.attempt('SET ' || s), '\((\d+)( \w+)? \.\. (\d+)( \w+)?\)', '(\1 .. \3)') AS attempt FROM unnest(ARRAY['outbox.max_payload = 1023', 'outbox.max_payload = ''65MB''', 'outbox.max_in_flight = 0', 'outbox.max_in_flight = 8193',
     'outbox.ack_timeout = 99', 'outbox.connect_timeout = 60001', 'outbox.retry_base_delay = 0', 'outbox.retry_max_delay = ''2d''', 'outbox.relay_memory = ''1kB''',

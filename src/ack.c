@@ -309,13 +309,11 @@ take_error_member(Cursor *cursor, const char *key, AckReply *reply)
 		reply->error_code = (int) number;
 		return true;
 	}
-	/* Old servers give the HTTP-like code only: second choice, whatever the order. */
 	if (strcmp(key, "code") == 0)
 	{
 		if (!take_unsigned(cursor, INT32_MAX, &number))
 			return false;
-		if (reply->error_code == 0)
-			reply->error_code = (int) number;
+		reply->status = (int) number;
 		return true;
 	}
 	if (strcmp(key, "description") == 0)
@@ -360,6 +358,7 @@ ack_parse(const char *data, size_t len, AckReply *reply)
 	reply->duplicate = false;
 	reply->sequence = 0;
 	reply->error_code = 0;
+	reply->status = 0;
 	reply->stream[0] = '\0';
 	reply->description[0] = '\0';
 	if (data == NULL || len == 0)
@@ -371,4 +370,7 @@ ack_parse(const char *data, size_t len, AckReply *reply)
 		reply->kind = ACK_MALFORMED;
 	else if (reply->kind == ACK_POSITIVE && reply->stream[0] == '\0')
 		reply->kind = ACK_MALFORMED;
+	/* Old servers give the HTTP-like code only. */
+	if (reply->error_code == 0)
+		reply->error_code = reply->status;
 }

@@ -16,7 +16,7 @@
 typedef enum AckKind
 {
 	ACK_POSITIVE,				/* stream, sequence, duplicate are set */
-	ACK_ERROR,					/* error_code, description are set */
+	ACK_ERROR,					/* error_code, status, description are set */
 	ACK_MALFORMED				/* no reply of JetStream to a publish */
 } AckKind;
 
@@ -26,6 +26,7 @@ typedef struct AckReply
 	bool		duplicate;
 	uint64_t	sequence;
 	int			error_code;		/* JetStream's err_code (10077 ...), else its HTTP-like code, else 0 */
+	int			status;			/* JetStream's HTTP-like code (503 ...), else 0 */
 	char		stream[ACK_STREAM_SIZE];
 	char		description[ACK_DESCRIPTION_SIZE];	/* printable ASCII, cut to size */
 } AckReply;

@@ -25,14 +25,20 @@ typedef struct Broker Broker;
 /* How long a text of ours may be, its terminating NUL included. */
 #define BROKER_TEXT_SIZE 256
 
+/* How long an inbox prefix may be, without its NUL. */
+#define BROKER_MAX_INBOX_PREFIX 64
+
 typedef struct BrokerConfig
 {
-	const char *url;			/* one or several nats:// or tls:// URLs, comma-separated */
+	const char *url;			/* one or several nats:// or tls:// URLs, comma-separated; user,
+								 * password or token in them are percent-encoded */
 	const char *credentials_file;	/* NULL or "": none (a .creds file) */
+	const char *nkey_seed_file; /* NULL or "": none; excludes credentials_file */
 	const char *tls_ca_file;	/* NULL or "": the system's */
 	const char *tls_cert_file;	/* NULL or "": no client certificate */
 	const char *tls_key_file;
 	const char *client_name;	/* shown by the server in its connection list */
+	const char *inbox_prefix;	/* of reply subjects, literal tokens; NULL or "": "_INBOX" */
 	const char *stream;			/* every ack must name this stream */
 	const char *stream_subjects;	/* subject a created stream listens to, "outbox.>" */
 	bool		stream_create;	/* create the stream if it is missing */
@@ -66,8 +72,11 @@ typedef enum BrokerOutcomeKind
 	BROKER_NO_RESPONDERS,		/* no stream listens to the subject */
 	BROKER_TIMED_OUT,			/* no answer within ack_timeout: stored or not, unknown */
 	BROKER_LOST,				/* the connection went away first: unknown */
-	BROKER_BAD_REPLY			/* an answer that is no ack of this stream: unknown */
+	BROKER_BAD_REPLY,			/* an answer that is no ack of this stream: unknown */
+	BROKER_DENIED				/* the user may not publish to the subject: not stored */
 } BrokerOutcomeKind;
+
+#define BROKER_OUTCOME_KINDS (BROKER_DENIED + 1)
 
 typedef struct BrokerOutcome
 {
@@ -76,7 +85,7 @@ typedef struct BrokerOutcome
 	bool		duplicate;		/* ACKED: the stream had this message id already */
 	uint64_t	sequence;		/* ACKED: the stream's sequence */
 	int			code;			/* REFUSED: JetStream err_code (10077 ...), else 0 */
-	int			status;			/* REFUSED: the HTTP-like code beside it (503 ...), else 0 */
+	int			status;			/* REFUSED: its HTTP-like code (503 ...), else 0 */
 	int			round_trip_us;	/* ACKED: from broker_publish() to the ack */
 	char		text[BROKER_TEXT_SIZE];	/* all but ACKED: what happened, in words: printable
 										 * ASCII, never a secret */
@@ -142,11 +151,15 @@ extern int	broker_poll_within(const Broker *broker);
 extern BrokerPublishResult broker_publish(Broker *broker, const BrokerMessage *message, void *cookie,
 										  int *error_code, char *error_text);
 
+/*
+ * Publishes without acknowledgement and outcome, for what may get lost: offline,
+ * over a limit or without permission it is dropped silently. broker_flush()
+ * sends it.
+ */
+extern void broker_announce(Broker *broker, const char *subject, const void *data, int len);
+
 /* Writes as much of the buffer as the socket takes now; the rest goes out in broker_poll(). */
 extern void broker_flush(Broker *broker);
-
-/* A plain NATS message that nobody acknowledges; dropped silently when offline. */
-extern void broker_announce(Broker *broker, const char *subject, const void *data, int len);
 
 /*
  * Drops the connection with its unsent bytes; what was in flight is reported

@@ -1,19 +1,20 @@
 /*
  * broker_attempt.c
  *	  One try at getting online, on a thread of its own because the library's
- *	  connect blocks: first an ordinary, short-lived connection that checks the
- *	  stream and creates it if it is missing, then the link that will carry the
- *	  messages.
+ *	  connect blocks. At each server in turn, until one lets us in: first an
+ *	  ordinary, short-lived connection that checks the stream and creates it if it
+ *	  is missing, then the link that will carry the messages.
  *
  * The stream is looked after on its own connection because a synchronous
  * request needs somebody else to drive the socket, and the link's driver would
  * be the one that waits. Trouble with the stream is noted and no reason to stay
  * offline: the user may not be allowed to look at streams, only to publish.
  *
- * Options are built anew for every connection, so a renewed certificate or
- * credentials file counts at the next attempt. The library's own reconnect
- * stays off: it gives up for good when the same authentication error comes
- * twice, and it would resend bytes we have already reported as lost.
+ * The library's own reconnect stays off: it gives up for good when the same
+ * authentication error comes twice, it would resend bytes we have already
+ * reported as lost, and it would keep files and addresses as they once were. Nor
+ * does it get more than one server at a time, for each may have credentials of
+ * its own and a reason of its own to refuse us.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -23,81 +24,6 @@
 #include <string.h>
 
 #include "broker_internal.h"
-
-#define MAX_SERVERS 32
-
-static natsStatus
-set_servers(natsOptions *options, const char *url)
-{
-	const char *servers[MAX_SERVERS];
-	char	   *list = strdup(url);
-	char	   *rest = list;
-	char	   *server;
-	int			count = 0;
-	natsStatus	status;
-
-	if (list == NULL)
-		return NATS_NO_MEMORY;
-	while (count < MAX_SERVERS && (server = strsep(&rest, ",")) != NULL)
-		servers[count++] = server;
-	status = natsOptions_SetServers(options, servers, count);
-	free(list);
-	return status;
-}
-
-static natsStatus
-set_tls(natsOptions *options, const BrokerSettings *settings)
-{
-	const BrokerConfig *config = &settings->config;
-	natsStatus	status = NATS_OK;
-	bool		wanted = strstr(settings->url, "tls://") != NULL;
-
-	if (config->tls_ca_file[0] != '\0')
-	{
-		wanted = true;
-		status = natsOptions_LoadCATrustedCertificates(options, config->tls_ca_file);
-	}
-	if (status == NATS_OK && config->tls_cert_file[0] != '\0')
-	{
-		wanted = true;
-		status = natsOptions_LoadCertificatesChain(options, config->tls_cert_file,
-												   config->tls_key_file);
-	}
-	if (status == NATS_OK && wanted)
-		status = natsOptions_SetSecure(options, true);
-	return status;
-}
-
-/* NULL and *error when the configuration can't be used. */
-static natsOptions *
-make_options(const BrokerSettings *settings, char *error)
-{
-	const BrokerConfig *config = &settings->config;
-	natsOptions *options = NULL;
-	natsStatus	status = natsOptions_Create(&options);
-
-	if (status == NATS_OK)
-		status = set_servers(options, settings->url);
-	if (status == NATS_OK && config->client_name[0] != '\0')
-		status = natsOptions_SetName(options, config->client_name);
-	if (status == NATS_OK && config->credentials_file[0] != '\0')
-		status = natsOptions_SetUserCredentialsFromFiles(options, config->credentials_file, NULL);
-	if (status == NATS_OK)
-		status = set_tls(options, settings);
-	if (status == NATS_OK)
-		status = natsOptions_SetTimeout(options, config->connect_timeout_ms);
-	if (status == NATS_OK)
-		status = natsOptions_SetAllowReconnect(options, false);
-	/* Servers a cluster gossips may not be reachable from here. */
-	if (status == NATS_OK)
-		status = natsOptions_SetIgnoreDiscoveredServers(options, true);
-	if (status == NATS_OK)
-		return options;
-
-	broker_text(error, "could not use the connection settings: %s", broker_nats_error(status));
-	natsOptions_Destroy(options);
-	return NULL;
-}
 
 /*
  * A request that is not permitted is answered by a bare "-ERR" and would wait
@@ -114,9 +40,9 @@ end_denied_request(natsConnection *nc, natsSubscription *sub, natsStatus status,
 }
 
 static natsConnection *
-connect_for_stream(const BrokerSettings *settings, char *error)
+connect_for_stream(const BrokerSettings *settings, const BrokerServer *server, char *error)
 {
-	natsOptions *options = make_options(settings, error);
+	natsOptions *options = broker_options_create(settings, server, error);
 	natsConnection *nc = NULL;
 	natsStatus	status;
 
@@ -128,7 +54,7 @@ connect_for_stream(const BrokerSettings *settings, char *error)
 	if (status == NATS_OK)
 		status = natsConnection_Connect(&nc, options);
 	if (status != NATS_OK)
-		broker_text(error, "could not connect to %s: %s", settings->shown_url, broker_nats_error(status));
+		broker_options_error(settings, status, error);
 	natsOptions_Destroy(options);
 	return status == NATS_OK ? nc : NULL;
 }
@@ -199,9 +125,9 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 
 /* False: the server can't be reached or doesn't let us in, and error says why. */
 static bool
-visit_stream(BrokerAttempt *attempt)
+visit_stream(BrokerAttempt *attempt, const BrokerServer *server)
 {
-	natsConnection *nc = connect_for_stream(attempt->settings, attempt->error);
+	natsConnection *nc = connect_for_stream(attempt->settings, server, attempt->error);
 	jsCtx	   *js = NULL;
 	natsStatus	status;
 
@@ -217,15 +143,86 @@ visit_stream(BrokerAttempt *attempt)
 	return true;
 }
 
-static void
-open_link(BrokerAttempt *attempt)
+static bool
+open_link(BrokerAttempt *attempt, const BrokerServer *server)
 {
-	natsOptions *options = make_options(attempt->settings, attempt->error);
+	natsOptions *options = broker_options_create(attempt->settings, server, attempt->error);
 
 	if (options == NULL)
-		return;
+		return false;
 	attempt->link = broker_link_open(attempt->post, attempt->settings, options, attempt->error);
 	natsOptions_Destroy(options);
+	return attempt->link != NULL;
+}
+
+/*
+ * Why nobody let us in, in the order of the list wherever the attempt began: the
+ * same trouble must have the same text every time, and is then logged once.
+ */
+static void
+join_errors(BrokerAttempt *attempt, char (*errors)[BROKER_TEXT_SIZE])
+{
+	const BrokerSettings *settings = attempt->settings;
+	char		joined[BROKER_TEXT_SIZE] = "";
+	bool		same = true;
+
+	for (int i = 1; i < settings->server_count; i++)
+		same = same && strcmp(errors[i], errors[0]) == 0;
+	/* Trouble with the settings is no server's fault. */
+	if (same && strncmp(errors[0], "outbox.", 7) == 0)
+		broker_text(joined, "could not connect: %s", errors[0]);
+	else
+	{
+		for (int i = 0; i < settings->server_count; i++)
+			broker_text(joined, i == 0 ? "could not connect %sto %s: %s" : "%s; to %s: %s",
+						joined, settings->servers[i].url, errors[i]);
+	}
+	memcpy(attempt->error, joined, sizeof(joined));
+}
+
+/*
+ * How long one server can take when every bound we set is kept: two connects,
+ * two requests, the greeting. Longer, and the attempt hangs in a place without a
+ * bound (a TLS handshake, a name lookup).
+ */
+static void
+set_limit(BrokerAttempt *attempt)
+{
+	int64_t		timeout_us = (int64_t) attempt->settings->config.connect_timeout_ms * 1000;
+
+	atomic_store(&attempt->limit_us, broker_now_us() + 5 * timeout_us + 2000000);
+}
+
+/* Tries one server after the other; attempt->error is empty if one was good. */
+static void
+try_servers(BrokerAttempt *attempt)
+{
+	const BrokerSettings *settings = attempt->settings;
+	char		errors[BROKER_MAX_SERVERS][BROKER_TEXT_SIZE];
+
+	if (settings->server_count == 0)
+	{
+		broker_text(attempt->error, "could not connect: outbox.nats_url names no server");
+		return;
+	}
+	for (int i = 0; i < settings->server_count; i++)
+	{
+		int			index = (int) ((attempt->first_server + (unsigned int) i) % (unsigned int) settings->server_count);
+
+		atomic_store(&attempt->server_index, index);
+		set_limit(attempt);
+		attempt->error[0] = '\0';
+		attempt->stream_text[0] = '\0';
+		if (visit_stream(attempt, &settings->servers[index]) &&
+			(!attempt->connect || open_link(attempt, &settings->servers[index])))
+		{
+			if (attempt->link != NULL)
+				attempt->link->server_index = index;
+			return;
+		}
+		memcpy(errors[index], attempt->error, BROKER_TEXT_SIZE);
+	}
+	join_errors(attempt, errors);
 }
 
 static void *
@@ -235,8 +232,7 @@ attempt_main(void *argument)
 	BrokerPost *post = broker_post_hold(attempt->post);
 	bool		abandoned;
 
-	if (visit_stream(attempt) && attempt->connect)
-		open_link(attempt);
+	try_servers(attempt);
 
 	pthread_mutex_lock(&post->lock);
 	abandoned = attempt->abandoned;
@@ -250,9 +246,13 @@ attempt_main(void *argument)
 	return NULL;
 }
 
-/* NULL: out of memory or threads. The caller polls broker_attempt_done(). */
+/*
+ * Begins with that server of the list, modulo their number. NULL: out of memory
+ * or threads. The caller polls broker_attempt_done().
+ */
 BrokerAttempt *
-broker_attempt_start(BrokerPost *post, BrokerSettings *settings, bool connect)
+broker_attempt_start(BrokerPost *post, BrokerSettings *settings, bool connect,
+					 unsigned int first_server)
 {
 	BrokerAttempt *attempt = calloc(1, sizeof(BrokerAttempt));
 	pthread_t	thread;
@@ -262,6 +262,8 @@ broker_attempt_start(BrokerPost *post, BrokerSettings *settings, bool connect)
 	attempt->post = broker_post_hold(post);
 	attempt->settings = broker_settings_hold(settings);
 	attempt->connect = connect;
+	attempt->first_server = first_server;
+	set_limit(attempt);
 	if (!broker_thread_start(&thread, attempt_main, attempt))
 	{
 		broker_attempt_free(attempt);
@@ -306,17 +308,9 @@ broker_attempt_free(BrokerAttempt *attempt)
 	free(attempt);
 }
 
-/*
- * How long an attempt can take when every bound we set is kept: two connects
- * to each server, two requests, the first answer. Longer, and it hangs in a
- * place without a bound (a TLS handshake, a name lookup).
- */
+/* By when the attempt should have got further; later, it hangs. */
 int64_t
-broker_attempt_limit_us(const BrokerSettings *settings)
+broker_attempt_limit_us(const BrokerAttempt *attempt)
 {
-	int64_t		steps = 2 + 3;
-
-	for (const char *c = settings->url; *c != '\0'; c++)
-		steps += *c == ',' ? 2 : 0;
-	return steps * settings->config.connect_timeout_ms * 1000 + 2000000;
+	return atomic_load(&attempt->limit_us);
 }

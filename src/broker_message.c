@@ -18,8 +18,8 @@ valid_token(const char *token, size_t len)
 }
 
 /* Tokens of visible characters with dots between them, no wildcard. */
-static bool
-valid_subject(const char *subject)
+bool
+broker_subject_valid(const char *subject)
 {
 	const char *token = subject;
 	const char *c;
@@ -67,7 +67,9 @@ wire_size(const BrokerMessage *message)
 static bool
 check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size, char *error_text)
 {
-	if (!valid_subject(message->subject))
+	int64_t		max_payload = atomic_load(&link->max_payload);
+
+	if (!broker_subject_valid(message->subject))
 	{
 		broker_text(error_text, "\"%.200s\" is no subject one can publish to", message->subject);
 		return false;
@@ -80,10 +82,10 @@ check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size
 			return false;
 		}
 	}
-	if (link->max_payload > 0 && size > link->max_payload)
+	if (max_payload > 0 && size > max_payload)
 	{
 		broker_text(error_text, "%lld bytes with headers are over the server's max_payload of %lld",
-					(long long) size, (long long) link->max_payload);
+					(long long) size, (long long) max_payload);
 		return false;
 	}
 	return true;
@@ -138,4 +140,27 @@ broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage
 		return BROKER_PUBLISH_OFFLINE;
 	broker_text(error_text, "%s", broker_nats_error(status));
 	return BROKER_PUBLISH_REFUSED;
+}
+
+/* Main thread. Sends without a reply subject, or drops. */
+void
+broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message)
+{
+	int64_t		size = wire_size(message);
+	char		unused[BROKER_TEXT_SIZE];
+	natsMsg    *msg = NULL;
+
+	if (atomic_load(&link->dead) || !check_message(link, message, size, unused) ||
+		atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT ||
+		make_message(message, NULL, &msg) != NATS_OK)
+		return;
+	/* No slot has this number: what the pump may have to tell is nobody's. */
+	if (link->pumped)
+		broker_pump_publish(link, msg, size, UINT32_MAX, 0);
+	else
+	{
+		if (natsConnection_PublishMsg(link->nc, msg) == NATS_OK)
+			atomic_fetch_add(&link->unsent_bytes, size);
+		broker_trash_add(trash, msg);
+	}
 }

@@ -100,6 +100,7 @@ wait_and_read(BrokerLink *link)
 	if (waits[0].revents & (POLLIN | POLLHUP | POLLERR))
 	{
 		natsConnection_ProcessReadEvent(link->nc);
+		broker_link_note_limits(link);
 		atomic_store(&link->last_read_us, broker_now_us());
 	}
 }

@@ -115,6 +115,7 @@ read_answer(const BrokerLink *link, natsMsg *msg, BrokerOutcome *outcome)
 	{
 		outcome->kind = BROKER_REFUSED;
 		outcome->code = ack.error_code;
+		outcome->status = ack.status;
 		broker_text(outcome->text, "%s", ack.description[0] != '\0' ? ack.description : "JetStream gave no reason");
 	}
 	else if (ack.kind == ACK_MALFORMED)
@@ -130,6 +131,7 @@ read_answer(const BrokerLink *link, natsMsg *msg, BrokerOutcome *outcome)
 	else
 	{
 		outcome->kind = BROKER_ACKED;
+		outcome->text[0] = '\0';
 		outcome->duplicate = ack.duplicate;
 		outcome->sequence = ack.sequence;
 	}

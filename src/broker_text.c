@@ -1,14 +1,14 @@
 /*
  * broker_text.c
- *	  The small things the rest of the broker stands on: clocks, texts, the
- *	  immutable copy of the configuration, counted holders, threads.
+ *	  The small things the rest of the broker stands on: clocks, texts, counted
+ *	  holders, threads.
  *
  * Every text that leaves the broker is made by broker_text(): printable ASCII,
  * because it ends up in log lines and tables of any encoding, and without the
  * credentials a URL may contain.
  */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE				/* memmem, clocks of condition variables, eventfd */
+#define _GNU_SOURCE				/* memrchr, clocks of condition variables, eventfd */
 #endif
 
 #include <errno.h>
@@ -107,139 +107,6 @@ broker_nats_error(natsStatus status)
 	/* "(conn.c:1905): " means nothing to our readers. */
 	words = text[0] == '(' ? strstr(text, "): ") : NULL;
 	return words != NULL ? words + strlen("): ") : text;
-}
-
-/*
- * Makes the list of servers uniform: a scheme on each, which the masking of
- * credentials goes by, and one comma between them.
- */
-static char *
-normalize_url(const char *url)
-{
-	/* No list has more entries than half its length. */
-	char	   *list = malloc(strlen(url) + (strlen(url) / 2 + 1) * sizeof(",nats://"));
-	char	   *used = list;
-
-	if (list == NULL)
-		return NULL;
-	*used = '\0';
-	for (;;)
-	{
-		size_t		len;
-
-		url += strspn(url, ", \t");
-		len = strcspn(url, ", \t");
-		if (len == 0)
-			return list;
-		if (used != list)
-			*used++ = ',';
-		if (memmem(url, len, "://", 3) == NULL)
-			used = stpcpy(used, "nats://");
-		used = mempcpy(used, url, len);
-		*used = '\0';
-		url += len;
-	}
-}
-
-static const char *
-copy_string(const char *string, bool *ok)
-{
-	char	   *copy = strdup(string == NULL ? "" : string);
-
-	if (copy == NULL)
-		*ok = false;
-	return copy;
-}
-
-static void
-settings_free(BrokerSettings *settings)
-{
-	BrokerConfig *config = &settings->config;
-
-	free((char *) config->url);
-	free((char *) config->credentials_file);
-	free((char *) config->tls_ca_file);
-	free((char *) config->tls_cert_file);
-	free((char *) config->tls_key_file);
-	free((char *) config->client_name);
-	free((char *) config->stream);
-	free((char *) config->stream_subjects);
-	free(settings->url);
-	free(settings->shown_url);
-	free(settings);
-}
-
-BrokerSettings *
-broker_settings_create(const BrokerConfig *config)
-{
-	BrokerSettings *settings = calloc(1, sizeof(BrokerSettings));
-	bool		ok = true;
-
-	if (settings == NULL)
-		return NULL;
-	atomic_init(&settings->holders, 1);
-	settings->config = *config;
-	settings->config.url = copy_string(config->url, &ok);
-	settings->config.credentials_file = copy_string(config->credentials_file, &ok);
-	settings->config.tls_ca_file = copy_string(config->tls_ca_file, &ok);
-	settings->config.tls_cert_file = copy_string(config->tls_cert_file, &ok);
-	settings->config.tls_key_file = copy_string(config->tls_key_file, &ok);
-	settings->config.client_name = copy_string(config->client_name, &ok);
-	settings->config.stream = copy_string(config->stream, &ok);
-	settings->config.stream_subjects = copy_string(config->stream_subjects, &ok);
-	if (ok)
-		settings->url = normalize_url(settings->config.url);
-	if (settings->url != NULL)
-		settings->shown_url = strdup(settings->url);
-	if (settings->shown_url == NULL)
-	{
-		settings_free(settings);
-		return NULL;
-	}
-	mask_credentials(settings->shown_url);
-	return settings;
-}
-
-BrokerSettings *
-broker_settings_hold(BrokerSettings *settings)
-{
-	atomic_fetch_add(&settings->holders, 1);
-	return settings;
-}
-
-void
-broker_settings_release(BrokerSettings *settings)
-{
-	if (settings != NULL && atomic_fetch_sub(&settings->holders, 1) == 1)
-		settings_free(settings);
-}
-
-static bool
-same_string(const char *copy, const char *given)
-{
-	return strcmp(copy, given == NULL ? "" : given) == 0;
-}
-
-bool
-broker_settings_equal(const BrokerSettings *settings, const BrokerConfig *config)
-{
-	const BrokerConfig *mine = &settings->config;
-
-	return same_string(mine->url, config->url) &&
-		same_string(mine->credentials_file, config->credentials_file) &&
-		same_string(mine->tls_ca_file, config->tls_ca_file) &&
-		same_string(mine->tls_cert_file, config->tls_cert_file) &&
-		same_string(mine->tls_key_file, config->tls_key_file) &&
-		same_string(mine->client_name, config->client_name) &&
-		same_string(mine->stream, config->stream) &&
-		same_string(mine->stream_subjects, config->stream_subjects) &&
-		mine->stream_create == config->stream_create &&
-		mine->duplicate_window_ms == config->duplicate_window_ms &&
-		mine->ack_timeout_ms == config->ack_timeout_ms &&
-		mine->connect_timeout_ms == config->connect_timeout_ms &&
-		mine->reconnect_base_ms == config->reconnect_base_ms &&
-		mine->reconnect_max_ms == config->reconnect_max_ms &&
-		mine->max_in_flight == config->max_in_flight;
 }
 
 BrokerPost *

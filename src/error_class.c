@@ -78,6 +78,7 @@ outbox_error_class(BrokerOutcomeKind kind, int code, int status)
 		case BROKER_REFUSED:
 			return class_of_refusal(code, status);
 		case BROKER_NO_RESPONDERS:
+		case BROKER_DENIED:
 			return OUTBOX_ERROR_STREAM;
 		case BROKER_TIMED_OUT:
 		case BROKER_LOST:
@@ -104,6 +105,7 @@ outbox_error_source(BrokerOutcomeKind kind, int code)
 		case BROKER_REFUSED:
 			return code == 0 ? "NATS client" : "JetStream";
 		case BROKER_NO_RESPONDERS:
+		case BROKER_DENIED:
 			return "NATS server";
 		default:
 			return "outbox relay";

@@ -13,6 +13,7 @@
 #include "tcop/utility.h"
 #include "utils/guc.h"
 
+#include "broker.h"
 #include "encode.h"
 #include "feed.h"
 #include "give_way.h"
@@ -25,6 +26,8 @@ PG_MODULE_MAGIC;
 
 char	   *outbox_nats_url;
 char	   *outbox_credentials_file;
+char	   *outbox_nkey_seed_file;
+char	   *outbox_inbox_prefix;
 char	   *outbox_tls_ca_file;
 char	   *outbox_tls_cert_file;
 char	   *outbox_tls_key_file;
@@ -116,6 +119,23 @@ check_dead_letter_subject(char **value, void **extra, GucSource source)
 	return false;
 }
 
+/* As a subject, but it may begin with what is reserved for replies. */
+static bool
+check_inbox_prefix(char **value, void **extra, GucSource source)
+{
+	char	   *subject = psprintf("prefix.%s", *value);
+	const char *complaint = (*value)[0] == '\0' ? NULL : outbox_encode_check_subject(subject);
+
+	pfree(subject);
+	if (complaint == NULL && strlen(*value) <= BROKER_MAX_INBOX_PREFIX)
+		return true;
+	if (complaint != NULL)
+		GUC_check_errdetail("The prefix %s.", complaint);
+	else
+		GUC_check_errdetail("It has at most %d bytes.", BROKER_MAX_INBOX_PREFIX);
+	return false;
+}
+
 static bool
 check_source(char **value, void **extra, GucSource source)
 {
@@ -131,11 +151,17 @@ define_connection_settings(void)
 	int			secret = GUC_SUPERUSER_ONLY;
 
 	DefineCustomStringVariable("outbox.nats_url", "NATS servers to publish to.",
-							   "Comma-separated nats:// or tls:// URLs; they may contain user and password.",
+							   "Comma-separated nats:// or tls:// URLs; they may contain user and password, or a token, percent-encoded.",
 							   &outbox_nats_url, "nats://127.0.0.1:4222", PGC_SUSET, secret, check_nats_url, NULL, NULL);
 	DefineCustomStringVariable("outbox.credentials_file", "NATS credentials file (.creds) with user JWT and key.",
 							   "Read again at every connection attempt.",
 							   &outbox_credentials_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.nkey_seed_file", "File with the seed of the NATS user's NKey.",
+							   "Read again at every connection attempt; instead of outbox.credentials_file.",
+							   &outbox_nkey_seed_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
+	DefineCustomStringVariable("outbox.inbox_prefix", "Beginning of the subjects that acknowledgements come to.",
+							   "The NATS user must be permitted to subscribe to what begins so. Empty: \"_INBOX\".",
+							   &outbox_inbox_prefix, "", PGC_SUSET, 0, check_inbox_prefix, NULL, NULL);
 	DefineCustomStringVariable("outbox.tls_ca_file", "Certificates of authorities that sign the NATS server's certificate.",
 							   "Empty: the system's.",
 							   &outbox_tls_ca_file, "", PGC_SUSET, secret, NULL, NULL, NULL);

@@ -91,10 +91,12 @@ outbox_publisher_configure(OutboxRelay *relay)
 	BrokerConfig config = {
 		.url = outbox_nats_url,
 		.credentials_file = outbox_credentials_file,
+		.nkey_seed_file = outbox_nkey_seed_file,
 		.tls_ca_file = outbox_tls_ca_file,
 		.tls_cert_file = outbox_tls_cert_file,
 		.tls_key_file = outbox_tls_key_file,
 		.client_name = "outbox relay",
+		.inbox_prefix = outbox_inbox_prefix,
 		.stream = outbox_stream,
 		.stream_subjects = subjects,
 		.stream_create = outbox_stream_create,

@@ -41,6 +41,9 @@ my %setting = (
 	},
 	# a server that asks for nobody's name doesn't make the client read it
 	credentials_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ] },
+	nkey_seed_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ] },
+	# what the server replies to, and nobody sees
+	inbox_prefix => { context => 'superuser', invalid => [ 'a b', 'a.', '.a', 'a..b', 'a.*', 'a.>', 'x' x 65 ], valid => [ '_INBOX_first', 'replies.second' ] },
 	tls_ca_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/settings/) } },
 	tls_cert_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/settings/) } },
 	tls_key_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ] },

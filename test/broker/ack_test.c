@@ -45,7 +45,7 @@ test_positive(void)
 {
 	AckReply	reply = parse_text("{\"stream\":\"OUTBOX\",\"seq\":42}");
 
-	ok(reply.kind == ACK_POSITIVE && strcmp(reply.stream, "OUTBOX") == 0 &&
+	ok(reply.kind == ACK_POSITIVE && strcmp(reply.stream, "OUTBOX") == 0 && reply.status == 0 &&
 	   reply.sequence == 42 && !reply.duplicate, "an ack");
 	reply = parse_text("{\"stream\":\"OUTBOX\", \"domain\":\"hub\", \"seq\":1,\"duplicate\": true}");
 	ok(reply.kind == ACK_POSITIVE && reply.duplicate, "a duplicate, with a domain");
@@ -73,13 +73,16 @@ test_error(void)
 
 	reply = parse_text("{\"error\":{\"code\":503,\"err_code\":10077,\"description\":\"maximum messages exceeded\"},"
 					   "\"stream\":\"OUTBOX\",\"seq\":0}");
-	ok(reply.kind == ACK_ERROR && reply.error_code == 10077 &&
+	ok(reply.kind == ACK_ERROR && reply.error_code == 10077 && reply.status == 503 &&
 	   strcmp(reply.description, "maximum messages exceeded") == 0, "an error beats stream and seq");
 	reply = parse_text("{\"stream\":\"OUTBOX\",\"seq\":3,\"error\":{\"err_code\":10060,\"code\":400}}");
-	ok(reply.kind == ACK_ERROR && reply.error_code == 10060 && reply.description[0] == '\0',
+	ok(reply.kind == ACK_ERROR && reply.error_code == 10060 && reply.status == 400 && reply.description[0] == '\0',
 	   "err_code beats code in any order");
 	reply = parse_text("{\"error\":{\"code\":503}}");
-	ok(reply.kind == ACK_ERROR && reply.error_code == 503, "code alone, from an old server");
+	ok(reply.kind == ACK_ERROR && reply.error_code == 503 && reply.status == 503,
+	   "code alone, from an old server");
+	reply = parse_text("{\"error\":{\"err_code\":10060}}");
+	ok(reply.kind == ACK_ERROR && reply.error_code == 10060 && reply.status == 0, "err_code alone");
 	reply = parse_text("{\"error\":{}}");
 	ok(reply.kind == ACK_ERROR && reply.error_code == 0, "an error without anything");
 	reply = parse_text("{\"error\":{\"description\":\"a\\nb\x01\"}}");

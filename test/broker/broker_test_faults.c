@@ -6,59 +6,19 @@
 #define _GNU_SOURCE
 
 #include <arpa/inet.h>
-#include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "broker_test.h"
 #include "harness.h"
 
-/*
- * A call that waits for a frozen server takes until the thaw. Sanitizers and
- * megabytes of messages on a busy machine only slow it down.
- */
-#ifdef SANITIZED
-#define LONGEST_CALL_US 500000
-#else
-#define LONGEST_CALL_US 100000
-#endif
-#define LONGEST_LARGE_CALL_US 800000
-
 static Server server;
-
-static int
-threads(void)
-{
-	DIR		   *folder = opendir("/proc/self/task");
-	int			count = 0;
-
-	while (readdir(folder) != NULL)
-		count++;
-	closedir(folder);
-	return count - 2;
-}
-
-/* Publishes until 20 messages have been acknowledged: the broker works. */
-static bool
-works(Broker *broker)
-{
-	int			before;
-
-	if (!wait_state(broker, BROKER_ONLINE, 10000) || !wait_quiet(broker, 10000))
-		return false;
-	before = tally.count[BROKER_ACKED];
-	publish_many(broker, "outbox.works", 20, 50);
-	return wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == before + 20;
-}
-
-static bool
-accounts(void)
-{
-	return outcomes() == tally.published && tally.twice == 0;
-}
 
 static void
 test_absent(void)
@@ -278,7 +238,7 @@ test_mute_handshake(void)
 	int			listener = mute_listener(&port);
 	int			clients[2];
 	int64_t		begin_us;
-	int			before = threads();
+	int			before = open_threads();
 
 	snprintf(url, sizeof(url), "nats://127.0.0.1:%d", port);
 	config.url = url;
@@ -299,9 +259,53 @@ test_mute_handshake(void)
 	close(clients[0]);
 	close(clients[1]);
 	close(listener);
-	for (int i = 0; i < 500 && threads() > before; i++)
+	for (int i = 0; i < 500 && open_threads() > before; i++)
 		usleep(10000);
-	ok(threads() <= before, "and the attempts end with their connections");
+	ok(open_threads() <= before, "and the attempts end with their connections");
+}
+
+/* A server with such a handshake must not keep us from the others. */
+static void
+test_mute_handshake_elsewhere(void)
+{
+	static const char info[] = "INFO {\"server_id\":\"X\",\"max_payload\":1000,\"tls_required\":true}\r\n";
+	BrokerConfig config = base_config(&server);
+	char		url[128];
+	int			port = 0;
+	int			listener = mute_listener(&port);
+	pid_t		child = fork();
+	int64_t		longest_us = 0;
+
+	if (child == 0)
+	{
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+		{
+			if (write(accept(listener, NULL, NULL), info, strlen(info)) < 0)
+				_exit(1);
+		}
+	}
+	close(listener);
+	snprintf(url, sizeof(url), "nats://127.0.0.1:%d,nats://127.0.0.1:%d", port, server.port);
+	config.url = url;
+	config.connect_timeout_ms = 100;
+	for (int i = 0; i < 4; i++)
+	{
+		Broker	   *broker = broker_create();
+		int64_t		begin_us = clock_us();
+
+		broker_configure(broker, &config);
+		wait_state(broker, BROKER_ONLINE, 20000);
+		if (clock_us() - begin_us > longest_us)
+			longest_us = clock_us() - begin_us;
+		broker_destroy(broker, 0);
+	}
+	ok(longest_us < 4500000, "a handshake without end at the first of two servers: online after %lld ms",
+	   (long long) longest_us / 1000);
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	for (int i = 0; i < 500 && open_threads() > 3; i++)
+		usleep(10000);
 }
 
 static void
@@ -315,7 +319,7 @@ test_many_connections(void)
 	tally_reset();
 	works(broker);
 	descriptors = open_descriptors();
-	started = threads();
+	started = open_threads();
 	for (int i = 0; i < 200; i++)
 	{
 		publish_many(broker, "outbox.m", 3, 10);
@@ -326,7 +330,7 @@ test_many_connections(void)
 	   tally.count[BROKER_LOST], tally.count[BROKER_ACKED]);
 	usleep(100000);
 	ok(open_descriptors() == descriptors, "%d descriptors before, %d after", descriptors, open_descriptors());
-	ok(threads() == started, "%d threads before, %d after", started, threads());
+	ok(open_threads() == started, "%d threads before, %d after", started, open_threads());
 
 	/* Every call of create and destroy, too. */
 	broker_destroy(broker, 3000);
@@ -350,6 +354,7 @@ test_faults(void)
 	test_reset();
 	test_mute();
 	test_mute_handshake();
+	test_mute_handshake_elsewhere();
 	test_many_connections();
 	server_remove(&server);
 }
@@ -364,6 +369,7 @@ test_tls(void)
 	char		text[512];
 	char		url[128];
 	char		ca[128];
+	uint64_t	sequence;
 
 	server_create(&server);
 	snprintf(text, sizeof(text), "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
@@ -402,6 +408,10 @@ test_tls(void)
 	}
 	ok(tally.count[BROKER_ACKED] == 20 + 4000 && accounts(), "TLS: 4000 messages are acknowledged");
 	ok(publish(broker, "outbox.t", NULL, NULL, 1048576) == BROKER_PUBLISH_REFUSED, "TLS: over max_payload");
+	sequence = tally.max_sequence;
+	broker_announce(broker, "outbox.announced", "x", 1);
+	broker_flush(broker);
+	ok(works(broker) && tally.max_sequence == sequence + 1 + 20, "TLS: an announcement is sent");
 	publish_many(broker, "elsewhere.t", 3, 10);
 	wait_quiet(broker, 5000);
 	ok(tally.count[BROKER_NO_RESPONDERS] == 3, "TLS: no responders");

@@ -27,6 +27,7 @@ char		publish_error[BROKER_TEXT_SIZE];
 static int	tests_run;
 static int	tests_failed;
 static uint64_t next_id;
+static char own_id[32];
 
 int64_t
 clock_us(void)
@@ -78,6 +79,18 @@ open_descriptors(void)
 	return count - 3;			/* ".", "..", the folder itself */
 }
 
+int
+open_threads(void)
+{
+	DIR		   *folder = opendir("/proc/self/task");
+	int			count = 0;
+
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count - 2;
+}
+
 static int
 free_port(void)
 {
@@ -96,6 +109,7 @@ void
 server_create(Server *server)
 {
 	server->pid = 0;
+	server->host = "127.0.0.1";
 	server->port = free_port();
 	strcpy(server->folder, "/tmp/broker_test.XXXXXX");
 	if (mkdtemp(server->folder) == NULL)
@@ -114,17 +128,17 @@ server_configure(Server *server, const char *extra)
 	file = fopen(path, "w");
 	if (file == NULL)
 		die("can't write nats.conf");
-	fprintf(file, "host: 127.0.0.1\nport: %d\nlog_file: \"%s/log\"\n"
+	fprintf(file, "host: %s\nport: %d\nlog_file: \"%s/log\"\n"
 			"jetstream { store_dir: \"%s/js\" }\n%s\n",
-			server->port, server->folder, server->folder, extra);
+			server->host, server->port, server->folder, server->folder, extra);
 	fclose(file);
 }
 
 static bool
-accepts(int port)
+accepts(const Server *server)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) port),
-	.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
+	.sin_addr.s_addr = inet_addr(server->host)};
 	int			fd = socket(AF_INET, SOCK_STREAM, 0);
 	bool		accepted = connect(fd, (struct sockaddr *) &address, sizeof(address)) == 0;
 
@@ -152,7 +166,7 @@ server_start(Server *server)
 	}
 	for (int i = 0; i < 1000; i++)
 	{
-		if (accepts(server->port))
+		if (accepts(server))
 			return;
 		if (waitpid(server->pid, NULL, WNOHANG) == server->pid)
 			die("nats-server did not start");
@@ -188,6 +202,39 @@ server_thaw(Server *server)
 	kill(server->pid, SIGCONT);
 }
 
+static int
+count_in_log(const Server *server, const char *wanted)
+{
+	char		line[1024];
+	int			count = 0;
+	FILE	   *file;
+
+	snprintf(line, sizeof(line), "%s/log", server->folder);
+	file = fopen(line, "r");
+	if (file == NULL)
+		return 0;
+	while (fgets(line, sizeof(line), file) != NULL)
+		count += strstr(line, wanted) != NULL;
+	fclose(file);
+	return count;
+}
+
+/* Sends a signal and waits until the server has logged what it makes of it. */
+void
+server_signal(Server *server, int signal, const char *logged)
+{
+	int			before = count_in_log(server, logged);
+
+	kill(server->pid, signal);
+	for (int i = 0; i < 500; i++)
+	{
+		if (count_in_log(server, logged) > before)
+			return;
+		usleep(10000);
+	}
+	die("nats-server does not take the signal");
+}
+
 void
 server_remove(Server *server)
 {
@@ -199,8 +246,9 @@ server_remove(Server *server)
 		die("rm failed");
 }
 
-static bool
-read_until(int fd, const char *wanted)
+/* Reads until the text has come, at most 5 s from the last byte. */
+bool
+socket_tells(int fd, const char *wanted)
 {
 	char		buffer[65536];
 	size_t		used = 0;
@@ -220,19 +268,39 @@ read_until(int fd, const char *wanted)
 	return false;
 }
 
+static int
+server_connect(Server *server)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
+	.sin_addr.s_addr = inet_addr(server->host)};
+	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (connect(fd, (struct sockaddr *) &address, sizeof(address)) != 0 || !socket_tells(fd, "INFO"))
+		die("can't connect to nats-server");
+	return fd;
+}
+
+/* A subscription over a connection of its own, in plain NATS protocol, already in force. */
+int
+server_subscribe(Server *server, const char *subject)
+{
+	int			fd = server_connect(server);
+
+	dprintf(fd, "CONNECT {\"verbose\":false}\r\nSUB %s 1\r\nPING\r\n", subject);
+	if (!socket_tells(fd, "PONG"))
+		die("nats-server does not take a subscription");
+	return fd;
+}
+
 /* Sends one request over a connection of its own, in plain NATS protocol. */
 void
 server_api(Server *server, const char *subject, const char *payload)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t) server->port),
-	.sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	int			fd = socket(AF_INET, SOCK_STREAM, 0);
+	int			fd = server_connect(server);
 
-	if (connect(fd, (struct sockaddr *) &address, sizeof(address)) != 0 || !read_until(fd, "INFO"))
-		die("server_api can't connect");
 	dprintf(fd, "CONNECT {\"verbose\":false}\r\nSUB _ANSWER 1\r\nPUB %s _ANSWER %zu\r\n%s\r\n",
 			subject, strlen(payload), payload);
-	if (!read_until(fd, "_response\""))
+	if (!socket_tells(fd, "_response\""))
 		die("server_api got no answer");
 	close(fd);
 }
@@ -243,7 +311,7 @@ base_config(const Server *server)
 	static char url[128];
 	BrokerConfig config = {0};
 
-	snprintf(url, sizeof(url), "nats://127.0.0.1:%d", server->port);
+	snprintf(url, sizeof(url), "nats://%s:%d", server->host, server->port);
 	config.url = url;
 	config.client_name = "broker_test";
 	config.stream = "OUTBOX";
@@ -269,7 +337,7 @@ outcomes(void)
 {
 	int			sum = 0;
 
-	for (int kind = 0; kind < 6; kind++)
+	for (int kind = 0; kind < BROKER_OUTCOME_KINDS; kind++)
 		sum += tally.count[kind];
 	return sum;
 }
@@ -353,6 +421,65 @@ wait_state(Broker *broker, BrokerState state, int timeout_ms)
 	return true;
 }
 
+/* Waits for a state with a text in its status. */
+bool
+wait_text(Broker *broker, BrokerState state, const char *wanted, int timeout_ms)
+{
+	int64_t		until = clock_us() + (int64_t) timeout_ms * 1000;
+	BrokerStatus status;
+
+	for (;;)
+	{
+		broker_get_status(broker, &status);
+		if (status.state == state && strstr(status.text, wanted) != NULL)
+			return true;
+		if (clock_us() > until)
+		{
+			printf("# state %d, text: %s\n", (int) status.state, status.text);
+			return false;
+		}
+		step(broker, 100);
+	}
+}
+
+/* Waits until it has connected so many times since it was created. */
+bool
+wait_connects(Broker *broker, uint64_t connects, int timeout_ms)
+{
+	int64_t		until = clock_us() + (int64_t) timeout_ms * 1000;
+	BrokerStatus status;
+
+	for (;;)
+	{
+		broker_get_status(broker, &status);
+		if (status.connects >= connects)
+			return true;
+		if (clock_us() > until)
+			return false;
+		step(broker, 100);
+	}
+}
+
+/* Publishes until 20 messages have been acknowledged: the broker works. */
+bool
+works(Broker *broker)
+{
+	int			before;
+
+	if (!wait_state(broker, BROKER_ONLINE, 10000) || !wait_quiet(broker, 10000))
+		return false;
+	before = tally.count[BROKER_ACKED];
+	publish_many(broker, "outbox.works", 20, 50);
+	return wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == before + 20;
+}
+
+/* Every message had one outcome so far. */
+bool
+accounts(void)
+{
+	return outcomes() == tally.published && tally.twice == 0;
+}
+
 /* Waits until nothing is in flight. */
 bool
 wait_quiet(Broker *broker, int timeout_ms)
@@ -384,12 +511,18 @@ online_broker(const Server *server)
 	return broker;
 }
 
+/* The last id that publish() has made. */
+const char *
+last_id(void)
+{
+	return own_id;
+}
+
 /* id NULL: a new one. expected_stream NULL: no such header. */
 BrokerPublishResult
 publish(Broker *broker, const char *subject, const char *id, const char *expected_stream, int size)
 {
 	static char data[2 * 1024 * 1024];
-	char		own_id[32];
 	BrokerHeader headers[2] = {{"Nats-Msg-Id", id}, {"Nats-Expected-Stream", expected_stream}};
 	BrokerMessage message = {.subject = subject, .headers = headers, .data = data, .data_len = size};
 	int64_t		begin_us = clock_us();
@@ -398,7 +531,7 @@ publish(Broker *broker, const char *subject, const char *id, const char *expecte
 
 	if (id == NULL)
 	{
-		snprintf(own_id, sizeof(own_id), "%d-%llu", (int) getpid(), (unsigned long long) ++next_id);
+		snprintf(own_id, sizeof(own_id), "%d-%08llu", (int) getpid(), (unsigned long long) ++next_id);
 		headers[0].value = own_id;
 	}
 	message.header_count = expected_stream != NULL ? 2 : 1;
