@@ -230,6 +230,8 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 	{
 		memcpy(status->server, broker->link->server, BROKER_TEXT_SIZE);
 		memcpy(status->text, broker->stream_text, BROKER_TEXT_SIZE);
+		status->duplicate_window_ms = broker->stream.duplicate_window_ms;
+		status->discards_unwanted = broker->stream.discards_unwanted;
 	}
 	else
 		memcpy(status->text, broker->offline_text, BROKER_TEXT_SIZE);

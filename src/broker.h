@@ -107,6 +107,8 @@ typedef struct BrokerStatus
 	uint64_t	connects;		/* successful connections so far */
 	int64_t		max_payload;	/* the server's, headers included; 0 when never connected */
 	int			in_flight;
+	int64_t		duplicate_window_ms;	/* ONLINE: the stream's; 0: unknown */
+	bool		discards_unwanted;	/* ONLINE: the stream keeps only what a consumer waits for */
 	char		server[BROKER_TEXT_SIZE];	/* URL connected to, without credentials */
 	char		text[BROKER_TEXT_SIZE]; /* OFFLINE: last error. ONLINE: trouble with the
 										 * stream (missing, not creatable), or "" */

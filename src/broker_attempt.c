@@ -96,7 +96,9 @@ create_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js, jsOptions *
 
 	status = js_AddStream(NULL, js, &stream, bounds, &code);
 	/* In use: somebody else created it a moment ago. */
-	if (status != NATS_OK && code != JSStreamNameExistErr)
+	if (status == NATS_OK)
+		attempt->stream.duplicate_window_ms = config->duplicate_window_ms;
+	else if (code != JSStreamNameExistErr)
 		note_stream_trouble(attempt, nc, "create", status, code);
 }
 
@@ -112,15 +114,18 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 	jsOptions_Init(&bounds);
 	bounds.Wait = config->connect_timeout_ms;
 	status = js_GetStreamInfo(&info, js, config->stream, &bounds, &code);
-	jsStreamInfo_Destroy(info);
 	if (status == NATS_OK)
-		return;
-	if (code != JSStreamNotFoundErr)
+	{
+		attempt->stream.duplicate_window_ms = info->Config->Duplicates / 1000000;
+		attempt->stream.discards_unwanted = info->Config->Retention == js_InterestPolicy;
+	}
+	else if (code != JSStreamNotFoundErr)
 		note_stream_trouble(attempt, nc, "look up", status, code);
 	else if (config->stream_create)
 		create_stream(attempt, nc, js, &bounds);
 	else
 		broker_text(attempt->stream_text, "stream \"%s\" does not exist", config->stream);
+	jsStreamInfo_Destroy(info);
 }
 
 /* False: the server can't be reached or doesn't let us in, and error says why. */
@@ -213,6 +218,7 @@ try_servers(BrokerAttempt *attempt)
 		set_limit(attempt);
 		attempt->error[0] = '\0';
 		attempt->stream_text[0] = '\0';
+		attempt->stream = (BrokerStream) {0};
 		if (visit_stream(attempt, &settings->servers[index]) &&
 			(!attempt->connect || open_link(attempt, &settings->servers[index])))
 		{

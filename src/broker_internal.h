@@ -86,6 +86,13 @@ typedef struct BrokerSettings
 	bool		tls_wanted;		/* by the scheme of any */
 } BrokerSettings;
 
+/* What is known of the stream, for BrokerStatus; all zero: nothing. */
+typedef struct BrokerStream
+{
+	int64_t		duplicate_window_ms;
+	bool		discards_unwanted;
+} BrokerStream;
+
 /* One try at connecting (or, connect false, at the stream only), with its own thread. */
 typedef struct BrokerAttempt
 {
@@ -102,6 +109,7 @@ typedef struct BrokerAttempt
 	struct BrokerLink *link;	/* NULL: not connected, and error says why */
 	char		error[BROKER_TEXT_SIZE];
 	char		stream_text[BROKER_TEXT_SIZE];	/* trouble with the stream, or "" */
+	BrokerStream stream;
 } BrokerAttempt;
 
 /*
@@ -258,6 +266,7 @@ struct Broker
 	int64_t		max_payload;
 	char		offline_text[BROKER_TEXT_SIZE];
 	char		stream_text[BROKER_TEXT_SIZE];
+	BrokerStream stream;
 
 	BrokerLink *link;			/* NULL unless ONLINE */
 	int64_t		online_since_us;

@@ -150,6 +150,7 @@ broker_life_drop(Broker *broker, const char *reason)
 	broker_link_drop(broker->link);
 	broker->link = NULL;
 	broker->stream_text[0] = '\0';
+	broker->stream = (BrokerStream) {0};
 	broker->recheck.next_at_us = BROKER_NEVER;
 	broker->reconnect.next_at_us = BROKER_NEVER;
 	/* A look at the stream must not hold up the next connection. */
@@ -174,11 +175,16 @@ go_online(Broker *broker, BrokerLink *link)
 	set_state(broker, BROKER_ONLINE);
 }
 
+/* What an attempt has found out about the stream; one that didn't reach the server says nothing. */
 static void
-note_stream(Broker *broker, const char *stream_text)
+note_stream(Broker *broker, const BrokerAttempt *attempt)
 {
-	memmove(broker->stream_text, stream_text, BROKER_TEXT_SIZE);
-	if (stream_text[0] != '\0')
+	if (attempt->error[0] == '\0')
+	{
+		memcpy(broker->stream_text, attempt->stream_text, BROKER_TEXT_SIZE);
+		broker->stream = attempt->stream;
+	}
+	if (broker->stream_text[0] != '\0')
 		back_off(broker, &broker->recheck);
 }
 
@@ -193,7 +199,7 @@ follow_successor(Broker *broker)
 	go_online(broker, attempt->link);
 	attempt->link = NULL;
 	if (broker->state == BROKER_ONLINE)
-		note_stream(broker, attempt->stream_text);
+		note_stream(broker, attempt);
 	broker_attempt_free(attempt);
 }
 
@@ -237,9 +243,8 @@ broker_life_collect(Broker *broker, int64_t now_us)
 	}
 	else if (attempt->connect)
 		attempt_failed(broker, attempt, attempt->error);
-	/* A look at the stream that didn't reach the server says nothing about it. */
 	if (broker->state == BROKER_ONLINE)
-		note_stream(broker, attempt->error[0] != '\0' ? broker->stream_text : attempt->stream_text);
+		note_stream(broker, attempt);
 	broker_attempt_free(attempt);
 }
 

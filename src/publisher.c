@@ -333,6 +333,52 @@ log_news(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState 
 		log_change(relay, broker, state, failures);
 }
 
+/* Another stream, or this one with other settings, is to be warned of anew. */
+static bool
+is_news_of_stream(const BrokerStatus *broker, int64 gap)
+{
+	static char stream[OUTBOX_TEXT_SIZE] = "";
+	static int64 window = 0;
+	static int64 last_gap = 0;
+	static bool discards = false;
+
+	/* Offline or not permitted to look, nothing is known of it. */
+	if (broker->duplicate_window_ms == 0 && !broker->discards_unwanted)
+		return false;
+	if (strcmp(stream, outbox_stream) == 0 && window == broker->duplicate_window_ms && last_gap == gap &&
+		discards == broker->discards_unwanted)
+		return false;
+	strlcpy(stream, outbox_stream, sizeof(stream));
+	window = broker->duplicate_window_ms;
+	last_gap = gap;
+	discards = broker->discards_unwanted;
+	return true;
+}
+
+/* Says what the stream's own settings make of the promises, once for each relay that sees it so. */
+static void
+warn_of_stream(const BrokerStatus *broker)
+{
+	/* So much later than its first copy an event may be sent again. */
+	int64		gap = (int64) outbox_ack_timeout + outbox_retry_max_delay;
+
+	if (!is_news_of_stream(broker, gap))
+		return;
+	if (broker->duplicate_window_ms != 0 && broker->duplicate_window_ms < gap)
+		ereport(WARNING,
+				(errcode(ERRCODE_WARNING),
+				 errmsg("duplicate window of stream \"%s\" is shorter than the time between an event's repetitions", outbox_stream),
+				 errdetail("The window is %lld ms; \"outbox.ack_timeout\" and \"outbox.retry_max_delay\" are %lld ms together.",
+						   (long long) broker->duplicate_window_ms, (long long) gap),
+				 errhint("Make the window longer or the delay shorter, lest the stream store an event twice.")));
+	if (broker->discards_unwanted)
+		ereport(WARNING,
+				(errcode(ERRCODE_WARNING),
+				 errmsg("stream \"%s\" discards what nobody waits for", outbox_stream),
+				 errdetail("It has interest retention: it acknowledges an event and keeps it only while a consumer wants it."),
+				 errhint("Create the consumers first, or make the stream with another retention policy.")));
+}
+
 static void
 show_state(OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
 {
@@ -373,6 +419,7 @@ outbox_publisher_report(OutboxRelay *relay)
 		connects = broker.connects;
 	}
 	log_news(relay, &broker, state);
+	warn_of_stream(&broker);
 	if (state == before && broker.state == shown_state && strcmp(broker.text, shown_text) == 0)
 		return;
 	shown_state = broker.state;

@@ -3,10 +3,10 @@
  *	  What outbox.nats_url may be.
  *
  * Only what tells a list of URLs from a slip of the pen: the scheme, that
- * something follows it, and that nothing in it ends a URL where the masking of
- * credentials (broker_text.c) would think so. The rest is read by the NATS
- * client, whose verdict is in outbox.status(). Pure logic; it must know neither
- * PostgreSQL nor NATS.
+ * something follows it, and that nothing in it ends a URL for those who take it
+ * apart or hide what is secret in it (broker_settings.c, broker_text.c). The
+ * rest is read by the NATS client, whose verdict is in outbox.status(). Pure
+ * logic; it must know neither PostgreSQL nor NATS.
  */
 #include "url.h"
 

@@ -39,11 +39,13 @@ my %setting = (
 		valid => [ $proxy[1]->url, $proxy[0]->url . ',' . $proxy[1]->url ],
 		effect => sub { wait_until(2, sub { (own_status($node, $db)->{server} // '') eq $proxy[1]->url }) },
 	},
-	# a server that asks for nobody's name doesn't make the client read it
-	credentials_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ] },
-	tls_ca_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/settings/) } },
-	tls_cert_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/settings/) } },
-	tls_key_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ] },
+	credentials_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/could not read outbox\.credentials_file/) } },
+	nkey_seed_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/could not read outbox\.nkey_seed_file/) } },
+	# what the server replies to, and nobody sees
+	inbox_prefix => { context => 'superuser', invalid => [ 'a b', 'a.', '.a', 'a..b', 'a.*', 'a.>', 'x' x 65 ], valid => [ '_INBOX_first', 'replies.second' ] },
+	tls_ca_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/could not read outbox\.tls_ca_file/) } },
+	tls_cert_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/need each other/) } },
+	tls_key_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/need each other/) } },
 	connect_timeout => { context => 'superuser', invalid => [ @$numbers, 99, 60001 ], valid => [ '3s', '1500' ] },
 	stream => {
 		context => 'superuser',
@@ -210,7 +212,7 @@ $node->reload;
 my $relay = wait_relay($node, $db);
 foreach my $name (@live)
 {
-	my $usable = $name !~ /^(?:stream|.*_file)$/ || $name eq 'tls_key_file';
+	my $usable = $name !~ /^(?:stream|.*_file)$/;
 
 	change("outbox.$name = " . quote($setting{$name}{valid}[0]));
 	ok($setting{$name}{effect}->(), "$name, idle: takes effect") if $setting{$name}{effect};
@@ -228,7 +230,7 @@ is(relay_pid($node, $db), $relay, 'idle: by the same relay');
 my $load = start_load($node, $db);
 foreach my $name (@live)
 {
-	my $usable = $name !~ /^(?:stream|.*_file)$/ || $name eq 'tls_key_file';
+	my $usable = $name !~ /^(?:stream|.*_file)$/;
 
 	change("outbox.$name = " . quote($setting{$name}{valid}[1]));
 	# what can't be used for long

@@ -27,6 +27,7 @@ test_publish(void)
 	tally_reset();
 	broker_get_status(broker, &status);
 	ok(status.text[0] == '\0', "the missing stream is created");
+	ok(status.duplicate_window_ms == 120000 && !status.discards_unwanted, "its duplicate window is known");
 	ok(status.connects == 1 && status.max_payload == 1048576 &&
 	   strstr(status.server, "127.0.0.1") != NULL, "the status names the server and its max_payload");
 

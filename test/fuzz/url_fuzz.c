@@ -1,8 +1,8 @@
 /*
  * url_fuzz.c
  *	  outbox.nats_url: which lists of URLs pass (src/url.c), and what
- *	  src/broker_text.c makes of them: the list for the NATS client is the same
- *	  list, and the one for texts has no credentials in it.
+ *	  src/broker_settings.c makes of them: the same servers, with credentials
+ *	  apart from the addresses, which are shown.
  */
 #define _GNU_SOURCE
 #include <string.h>
@@ -55,53 +55,34 @@ valid_list(const char *list)
 	return valid;
 }
 
-/*
- * One URL of the list for the client, and the same as it is shown: all that is
- * left of the last "@" is stars.
- */
+/* One entry of the list: nothing to the left of the last "@" is in the address. */
 static void
-check_shown(const char *url, const char *shown)
+check_server(const char *url, const BrokerServer *server)
 {
 	size_t		scheme = scheme_length(url);
 	const char *at = strrchr(url, '@');
+	const char *host = at != NULL ? at + 1 : url + scheme;
+	bool		has_credentials = at != NULL && at > url + scheme;
+	bool		has_colon = has_credentials && memchr(url + scheme, ':', (size_t) (at - url) - scheme) != NULL;
 
-	property(scheme > 0 && scheme_length(shown) == scheme);
-	if (at == NULL)
-		property(strcmp(url, shown) == 0);
-	else
-	{
-		size_t		stars = strspn(shown + scheme, "*");
-		size_t		hidden = (size_t) (at - url) - scheme;
-
-		property(stars == (hidden < 3 ? hidden : 3));
-		property(strcmp(shown + scheme + stars, at) == 0);
-	}
+	property(strncmp(server->url, url, scheme) == 0);
+	property(strcmp(server->url + scheme, host) == 0);
+	property((server->user != NULL) == has_colon && (server->password != NULL) == has_colon);
+	property((server->token != NULL) == (has_credentials && !has_colon));
 }
 
 static void
 check_lists(const char *list, const BrokerSettings *settings)
 {
-	char	   *given = fuzz_copy(list);
-	char	   *urls = fuzz_copy(settings->url);
-	char	   *shown = fuzz_copy(settings->shown_url);
-	char	   *rest_given = given;
-	char	   *rest_urls = urls;
-	char	   *rest_shown = shown;
+	char	   *copy = fuzz_copy(list);
+	char	   *rest = copy;
 	char	   *url;
+	int			count = 0;
 
-	while ((url = strsep(&rest_urls, ",")) != NULL)
-	{
-		char	   *original = strsep(&rest_given, ",");
-		char	   *of_shown = strsep(&rest_shown, ",");
-
-		property(original != NULL && strcmp(trim(&original), url) == 0);
-		property(of_shown != NULL);
-		check_shown(url, of_shown);
-	}
-	property(rest_given == NULL && rest_shown == NULL);
-	free(shown);
-	free(urls);
-	free(given);
+	while ((url = strsep(&rest, ",")) != NULL && count < BROKER_MAX_SERVERS)
+		check_server(trim(&url), &settings->servers[count++]);
+	property(settings->server_count == count);
+	free(copy);
 }
 
 int
