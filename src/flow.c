@@ -93,7 +93,8 @@ outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const
 		case OUTBOX_ERROR_UNKNOWN:
 			halve(flow);
 			flow->silent++;
-			return flow->silent >= OUTBOX_SILENT_LIMIT && trouble(flow, now, backoff);
+			/* A probe without an answer must be followed by another one. */
+			return (flow->open || flow->silent >= OUTBOX_SILENT_LIMIT) && trouble(flow, now, backoff);
 	}
 	return false;
 }
