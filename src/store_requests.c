@@ -207,11 +207,10 @@ enact(OutboxRelay *relay, const Request *request)
 	}
 	else if (outbox_tracker_is_settled(relay->tracker, request->position))
 	{
-		/* It was terminal: new to the schedule. */
+		/* It was terminal: new to the schedule, unless it was redriven before and holds its aggregate again. */
 		if (!outbox_schedule_defer(relay->schedule, key, request->position, request->created_at))
 			outbox_relay_out_of_memory();
 		relay->redrive_until = outbox_clock_now() + REDRIVE_US;
-		return;
 	}
 	outbox_schedule_reread(relay->schedule, key);
 }
