@@ -202,7 +202,11 @@ take_row(Refill *refill)
 		switch (DatumGetChar(delivery_column(&refill->deliveries, DELIVERY_STATE)))
 		{
 			case DELIVERY_RETRY:
-				add(refill, attempts, false);
+				/* Redriven with its aggregate, of which an earlier event has failed again. */
+				if (refill->parked)
+					park(refill, position);
+				else
+					add(refill, attempts, false);
 				break;
 			case DELIVERY_BLOCKING:
 				add(refill, attempts, true);
@@ -237,9 +241,10 @@ write_parked(Refill *refill)
 	outbox_membership_fence(relay);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	outbox_store_run("INSERT INTO outbox.delivery (position, agg_hash, state, attempts, last_code, last_error, failed_at)"
+	outbox_store_run("INSERT INTO outbox.delivery AS d (position, agg_hash, state, attempts, last_code, last_error, failed_at)"
 					 " SELECT p, $2, 'p', 0, 0, 'outbox relay: an earlier event of the aggregate has failed', pg_catalog.clock_timestamp()"
-					 " FROM pg_catalog.unnest($1) p ON CONFLICT (position) DO NOTHING",
+					 " FROM pg_catalog.unnest($1) p ON CONFLICT (position) DO UPDATE SET state = 'p', next_attempt_at = NULL,"
+					 " last_code = excluded.last_code, last_error = excluded.last_error, failed_at = excluded.failed_at WHERE d.state = 'r'",
 					 lengthof(types), types, values);
 	SPI_finish();
 	for (int i = 0; i < refill->to_park_count; i++)
