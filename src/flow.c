@@ -106,7 +106,8 @@ outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const
 			return trouble(flow, now, backoff);
 		case OUTBOX_ERROR_UNKNOWN:
 			halve(flow);
-			return too_silent(flow, now, backoff->ack_timeout) && trouble(flow, now, backoff);
+			/* An unanswered probe has failed, too, whatever opened the circuit. */
+			return (too_silent(flow, now, backoff->ack_timeout) || flow->open) && trouble(flow, now, backoff);
 	}
 	return false;
 }

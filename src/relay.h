@@ -183,6 +183,7 @@ extern void outbox_store_end(OutboxRelay *relay);
 extern void outbox_store_run(const char *query, int count, Oid *types, Datum *values);
 extern void outbox_store_record(OutboxRelay *relay);
 extern void outbox_store_enact(OutboxRelay *relay);
+extern void outbox_store_close_deliveries(Datum *positions, int count);
 extern void outbox_store_settle(OutboxRelay *relay);
 extern void outbox_store_advance_watermark(OutboxRelay *relay);
 

@@ -111,7 +111,9 @@ retry_time(Datum next_attempt_at, bool isnull)
 
 /*
  * Events that failed before and wait for their next attempt, or hold their
- * aggregate. Redriven ones may lie below the watermark.
+ * aggregate. Redriven ones may lie below the watermark. Some may be published:
+ * a relay that had the ack stood still, lost its slots to one that was refused,
+ * and recorded the ack when it went on.
  */
 static void
 load_waiting(OutboxRelay *relay, int64 watermark)
@@ -119,9 +121,12 @@ load_waiting(OutboxRelay *relay, int64 watermark)
 	const char *query = "SELECT d.position, d.agg_hash, l.created_at, d.next_attempt_at, d.attempts, d.state"
 						" FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position"
 						" WHERE d.state IN ('r', 'b') ORDER BY d.position";
+	Datum	   *published;
+	int			published_count = 0;
 
 	if (SPI_execute(query, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.delivery");
+	published = palloc(sizeof(Datum) * (SPI_processed + 1));
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
 		HeapTuple	tuple = SPI_tuptable->vals[i];
@@ -138,14 +143,20 @@ load_waiting(OutboxRelay *relay, int64 watermark)
 			continue;
 		if (DatumGetChar(SPI_getbinval(tuple, desc, 6, &isnull)) == DELIVERY_BLOCKING)
 			retry_at = PG_INT64_MAX;
-		/* Acked and recorded, though its row was not closed. */
 		if (position > watermark && outbox_tracker_see(relay->tracker, position) != TRACKER_NEW)
+		{
+			published[published_count++] = Int64GetDatum(position);
 			continue;
+		}
 		if (!outbox_schedule_wait(relay->schedule, outbox_store_key(relay, agg_hash, position), position, created, retry_at,
 								  attempts))
 			outbox_relay_out_of_memory();
 	}
 	SPI_freetuptable(SPI_tuptable);
+	if (published_count == 0)
+		return;
+	outbox_membership_fence(relay);
+	outbox_store_close_deliveries(published, published_count);
 }
 
 /* Forgets all that was loaded and read. Nothing is in flight. */

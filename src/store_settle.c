@@ -196,13 +196,22 @@ write_failures(const OutboxRelay *relay)
 	outbox_store_run(query, lengthof(types), types, values);
 }
 
-/* Events that arrived in the end after they had failed. */
+/* Events that arrived in the end after they had failed: these positions. Under the fence, inside SPI_connect. */
+void
+outbox_store_close_deliveries(Datum *positions, int count)
+{
+	Oid			type = INT8ARRAYOID;
+	Datum		value = array_of(positions, count, INT8OID);
+
+	outbox_store_run("UPDATE outbox.delivery SET state = 'd', attempts = least(attempts::bigint + 1, 2147483647), next_attempt_at = NULL"
+					 " WHERE position = ANY ($1)",
+					 1, &type, &value);
+}
+
 static void
 close_deliveries(const OutboxRelay *relay)
 {
 	Datum	   *positions = palloc(sizeof(Datum) * (relay->acked_count + 1));
-	Oid			type = INT8ARRAYOID;
-	Datum		value;
 	int			count = 0;
 
 	for (int i = relay->acked_recorded; i < relay->acked_count; i++)
@@ -210,12 +219,8 @@ close_deliveries(const OutboxRelay *relay)
 		if (relay->acked[i].has_delivery)
 			positions[count++] = Int64GetDatum(relay->acked[i].position);
 	}
-	if (count == 0)
-		return;
-	value = array_of(positions, count, INT8OID);
-	outbox_store_run("UPDATE outbox.delivery SET state = 'd', attempts = least(attempts::bigint + 1, 2147483647), next_attempt_at = NULL"
-					 " WHERE position = ANY ($1)",
-					 1, &type, &value);
+	if (count > 0)
+		outbox_store_close_deliveries(positions, count);
 }
 
 static void
