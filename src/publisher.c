@@ -248,6 +248,17 @@ outbox_publisher_announce(OutboxRelay *relay, const char *text)
 	restore_signals(&saved);
 }
 
+/* Lets announcements go out now, not with the next events. */
+void
+outbox_publisher_flush(OutboxRelay *relay)
+{
+	sigset_t	saved;
+
+	block_signals(&saved);
+	broker_flush(relay->broker);
+	restore_signals(&saved);
+}
+
 /* Milliseconds that the relay may sleep as far as the broker is concerned; -1: no limit. */
 int
 outbox_publisher_wait_limit(OutboxRelay *relay)

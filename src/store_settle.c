@@ -360,6 +360,8 @@ outbox_store_settle(OutboxRelay *relay)
 		if (relay->failures[i].final != NULL)
 			enact(relay, &relay->failures[i], states[i]);
 	}
+	if (verdicts)
+		outbox_publisher_flush(relay);
 	forget_settled(relay);
 }
 
