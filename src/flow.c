@@ -93,7 +93,8 @@ outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const
 		case OUTBOX_ERROR_UNKNOWN:
 			halve(flow);
 			flow->silent++;
-			return flow->silent >= OUTBOX_SILENT_LIMIT && trouble(flow, now, backoff);
+			/* An unanswered probe has failed, too, whatever opened the circuit. */
+			return (flow->open || flow->silent >= OUTBOX_SILENT_LIMIT) && trouble(flow, now, backoff);
 	}
 	return false;
 }
