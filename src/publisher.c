@@ -249,10 +249,18 @@ outbox_publisher_announce(OutboxRelay *relay, const char *text)
 {
 	sigset_t	saved;
 
-	if (outbox_dead_letter_subject[0] == '\0')
-		return;
 	block_signals(&saved);
 	broker_announce(relay->broker, outbox_dead_letter_subject, text, (int) strlen(text));
+	restore_signals(&saved);
+}
+
+/* Lets announcements go out now, not with the next events. */
+void
+outbox_publisher_flush(OutboxRelay *relay)
+{
+	sigset_t	saved;
+
+	block_signals(&saved);
 	broker_flush(relay->broker);
 	restore_signals(&saved);
 }

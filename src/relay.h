@@ -200,6 +200,7 @@ extern void outbox_publisher_send(OutboxRelay *relay);
 extern int	outbox_publisher_wait_limit(OutboxRelay *relay);
 extern void outbox_publisher_report(OutboxRelay *relay);
 extern void outbox_publisher_announce(OutboxRelay *relay, const char *text);
+extern void outbox_publisher_flush(OutboxRelay *relay);
 
 extern PGDLLEXPORT void OutboxRelayMain(Datum main_arg);
 

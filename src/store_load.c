@@ -196,6 +196,7 @@ outbox_store_load(OutboxRelay *relay)
 	relay->read_up_to = watermark;
 	outbox_ownership_note_watermark(relay->database, watermark);
 	relay->preserve_order = outbox_preserve_aggregate_order;
+	outbox_store_load_pauses(relay);
 	/* Without slots there is nothing to do until it gets some, and loads again. */
 	if (relay->slots != 0)
 	{
@@ -204,7 +205,6 @@ outbox_store_load(OutboxRelay *relay)
 		load_waiting(relay, watermark);
 	}
 	load_parked(relay);
-	outbox_store_load_pauses(relay);
 	SPI_finish();
 
 	relay->requests_at = 0;

@@ -70,26 +70,53 @@ free_pauses(OutboxPauseList *list)
 	memset(list, 0, sizeof(*list));
 }
 
-/* Reads outbox.pauses; what waited because of one is looked at again. Inside SPI_connect. */
+static bool
+same_text(const char *a, const char *b)
+{
+	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+static bool
+same_pauses(const OutboxPauseList *a, const OutboxPauseList *b)
+{
+	if (a->count != b->count)
+		return false;
+	for (int i = 0; i < a->count; i++)
+	{
+		if (!same_text(a->pauses[i].aggregate_type, b->pauses[i].aggregate_type) ||
+			!same_text(a->pauses[i].subject, b->pauses[i].subject))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Reads outbox.pauses. If they have changed, what waited because of one is
+ * looked at again, and so is all else that waits. Inside SPI_connect.
+ */
 void
 outbox_store_load_pauses(OutboxRelay *relay)
 {
-	OutboxPauseList *list = &relay->pauses;
+	OutboxPauseList list = {0};
+	bool		changed;
 
-	free_pauses(list);
-	if (SPI_execute("SELECT aggregate_type, subject FROM outbox.pauses", true, 0) != SPI_OK_SELECT)
+	if (SPI_execute("SELECT aggregate_type, subject FROM outbox.pauses ORDER BY 1, 2", true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.pauses");
-	list->pauses = MemoryContextAlloc(TopMemoryContext, sizeof(OutboxPause) * (SPI_processed + 1));
+	list.pauses = MemoryContextAlloc(TopMemoryContext, sizeof(OutboxPause) * (SPI_processed + 1));
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
-		OutboxPause *pause = &list->pauses[list->count++];
+		OutboxPause *pause = &list.pauses[list.count++];
 
 		pause->aggregate_type = text_column(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1);
 		pause->subject = text_column(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 2);
-		list->all |= pause->aggregate_type == NULL && pause->subject == NULL;
+		list.all |= pause->aggregate_type == NULL && pause->subject == NULL;
 	}
 	SPI_freetuptable(SPI_tuptable);
-	outbox_schedule_retry_now(relay->schedule);
+	changed = !same_pauses(&list, &relay->pauses);
+	free_pauses(&relay->pauses);
+	relay->pauses = list;
+	if (changed)
+		outbox_schedule_retry_now(relay->schedule);
 }
 
 /* -------------------------------------------------------------- requests */

@@ -272,7 +272,8 @@ tell(OutboxRelay *relay, const OutboxFailure *entry)
 			 entry->state == DELIVERY_FAILED ? errhint("See outbox.dead_letters; outbox.redrive() sends it again.") :
 											   errhint("Its aggregate waits; see outbox.blocked_aggregates, outbox.redrive() and outbox.discard().")));
 
-	if (outbox_dead_letter_subject[0] == '\0')
+	/* A session has no connection to NATS. */
+	if (relay->session || outbox_dead_letter_subject[0] == '\0')
 		return;
 	initStringInfo(&json);
 	appendStringInfo(&json, "{\"event_id\":\"%s\",\"position\":" INT64_FORMAT ",\"database\":", event->event_id, entry->position);
@@ -348,6 +349,8 @@ outbox_store_enact(OutboxRelay *relay)
 		if (relay->failures[i].final != NULL)
 			enact(relay, &relay->failures[i]);
 	}
+	if (relay->failures_recorded > 0 && !relay->session)
+		outbox_publisher_flush(relay);
 	for (int i = 0; i < relay->acked_recorded; i++)
 	{
 		settle_position(relay, relay->acked[i].position);

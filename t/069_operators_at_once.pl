@@ -93,5 +93,98 @@ unlike(slurp_file($node->logfile), qr/deadlock detected/, 'two redrives: no dead
 all_published('two');
 is_deeply([ check_order($nats, 'OUTBOX') ], [], 'two redrives: in order');
 
+# ------------------------- the relay doesn't wait for an operator's open transaction
+
+sub others_go_on
+{
+	my ($name) = @_;
+
+	good_ones($node, $db, $name);
+	return good_ones_pass($node, $db, $name);
+}
+
+# Requests that are there before the relay can take them up: it stands still meanwhile.
+limit(2000);
+park('open', 20);
+my $holder = $node->background_psql($db);
+arm($node, $db, 'drained');
+enqueue($node, $db, 'wakes', 'e');
+ok(wait_at_point($node, $db, 'drained'), 'the relay stands still');
+limit(100_000);
+$node->safe_psql($db, q{SELECT outbox.redrive(aggregate_id => 'open')});
+# parked since: this one's row is in the hands of another redrive
+$node->safe_psql($db, q{
+	SELECT outbox.enqueue_text('a', 'open', 'e', 'late');
+	INSERT INTO outbox.delivery (position, agg_hash, state, attempts, last_code, last_error, failed_at)
+	SELECT position, agg_hash, 'p', 0, 0, 'late', now() FROM outbox.events WHERE payload_text = 'late'});
+$holder->query_safe(q{BEGIN; SELECT outbox.redrive(error_code => 0)});
+release($node, $db, 'drained');
+others_go_on('redrive open');
+is($node->safe_psql($db, q{SELECT count(*) FROM outbox.request}), 1, 'redrive open: the request waits');
+$holder->query_safe('COMMIT');
+all_published('open');
+is(join(',', map { $_->{payload} } grep { length($_->{payload}) < 100 } $nats->dump('OUTBOX', 'outbox.a.open.>')), join(',', 1 .. 20, 'late'), 'redrive open: in order');
+
+limit(2000);
+alter_system($node, 'outbox.poison_policy = block');
+enqueue($node, $db, 'head', 'e', payload => "repeat('x', 3000)");
+enqueue($node, $db, 'head', 'e');
+ok(wait_for_query($node, $db, q{SELECT count(*) = 1 FROM outbox.dead_letters WHERE aggregate_id = 'head'}), 'a blocking head');
+arm($node, $db, 'drained');
+enqueue($node, $db, 'wakes', 'e');
+ok(wait_at_point($node, $db, 'drained'), 'the relay stands still');
+is($node->safe_psql($db, q{SELECT outbox.discard('too large', aggregate_id => 'head')}), 1, 'discarded');
+$holder->query_safe(q{BEGIN; SELECT outbox.redrive(aggregate_id => 'head')});
+release($node, $db, 'drained');
+others_go_on('discard open');
+is($node->safe_psql($db, q{SELECT count(*) FROM outbox.request}), 1, 'discard open: the request waits');
+$holder->query_safe('ROLLBACK');
+$holder->quit;
+ok(wait_for_query($node, $db, q{SELECT string_agg(publish_state, ',' ORDER BY position) FROM outbox.events WHERE aggregate_id = 'head'}, expected => 'failed,published', timeout => 10),
+	'discard open: then it is done');
+
+# ---------------------------------------------- a call is no reason to try others again
+
+alter_system($node, 'outbox.poison_policy = skip', 'outbox.retry_base_delay = \'1h\'', 'outbox.retry_max_delay = \'1h\'');
+my $responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
+enqueue($node, $db, 'slow', 'e', subject => "'core.no'");
+ok(wait_for_query($node, $db, q{SELECT attempts = 1 FROM outbox.events WHERE aggregate_id = 'slow'}), 'an event waits for its retry');
+limit(100_000);
+foreach my $round (1 .. 5)
+{
+	$node->safe_psql($db, q{SELECT outbox.discard('gone', event_id => outbox.enqueue_text('a', 'later', 'e', 'x', not_before => 'infinity'))});
+	ok(wait_for_query($node, $db, "SELECT count(*) = $round FROM outbox.discarded_events WHERE aggregate_id = 'later'", timeout => 10), "something else is discarded ($round)");
+}
+enqueue($node, $db, 'wakes', 'e');
+ok(wait_for_query($node, $db, q{SELECT bool_and(publish_state = 'published') FROM outbox.events WHERE aggregate_id = 'wakes'}, timeout => 10), 'the relay is at work');
+is($node->safe_psql($db, q{SELECT attempts FROM outbox.events WHERE aggregate_id = 'slow'}), 1, 'it still waits');
+is(scalar(arrivals($responder)), 1, 'it was sent once');
+stop_responding($responder);
+$responder = respond($nats, 'core.no', positive('OUTBOX'));
+is($node->safe_psql($db, q{SELECT outbox.pause(aggregate_type => 'nobody')}), 't', 'a pause');
+is($node->safe_psql($db, q{SELECT outbox.resume(aggregate_type => 'nobody')}), 't', 'and its end');
+all_published('slow', timeout => 10);
+alter_system($node, 'outbox.retry_base_delay = \'100ms\'', 'outbox.retry_max_delay = \'1s\'');
+
+# ------------------------------------ an announcement goes out with its verdict
+
+my $announced = '';
+my $listener = $nats->start_tool(\$announced, 'subscribe', 'dead.letters');
+my $waited = 0;
+limit(2000);
+foreach my $round (1 .. 4)
+{
+	my $start;
+
+	enqueue($node, $db, "told$round", 'e', payload => "repeat('x', 3000)");
+	ok(wait_for_query($node, $db, "SELECT count(*) = 1 FROM outbox.dead_letters WHERE aggregate_id = 'told$round'", timeout => 10), "a dead letter ($round)");
+	$start = time();
+	ok(wait_until(10, sub { $listener->pump_nb; $announced =~ /"outbox\.a\.told$round\.e"/ }), "it is announced ($round)");
+	$waited += time() - $start;
+}
+# the next one or a timer would have brought it, too, two seconds later at most
+cmp_ok($waited, '<', 1, 'at once');
+$listener->kill_kill(grace => 1);
+
 check_no_crash($node);
 done_testing();
