@@ -38,7 +38,7 @@ use constant BUFFER => 1 << 20;
 my $owner = $$;
 my @proxies;
 
-# Options: target (a port on this machine), delay_ms (for mode "delay").
+# Options: target (a port), target_host (default 127.0.0.1), delay_ms (for mode "delay").
 sub start
 {
 	my ($class, %opt) = @_;
@@ -53,7 +53,7 @@ sub start
 		$SIG{$_} = 'DEFAULT' foreach qw(INT TERM);
 		$SIG{PIPE} = 'IGNORE';
 		close($self->{control});
-		eval { _serve({ mode => 'forward', delay_ms => 200, %opt, listener => $listener, control => $theirs, accepted => 0, pairs => [] }) };
+		eval { _serve({ mode => 'forward', target_host => '127.0.0.1', delay_ms => 200, %opt, listener => $listener, control => $theirs, accepted => 0, pairs => [] }) };
 		warn $@ if $@;
 		POSIX::_exit($@ ? 1 : 0);
 	}
@@ -159,7 +159,7 @@ sub _accept
 	$client->blocking(0);
 	if ($proxy->{mode} =~ /^(?:forward|delay)$/)
 	{
-		$server = IO::Socket::INET->new(PeerAddr => "127.0.0.1:$proxy->{target}", Proto => 'tcp', Timeout => 2);
+		$server = IO::Socket::INET->new(PeerAddr => "$proxy->{target_host}:$proxy->{target}", Proto => 'tcp', Timeout => 2);
 		return unless $server;
 		$server->blocking(0);
 	}
