@@ -328,8 +328,8 @@ reload_settings(void)
 
 	ConfigReloadPending = false;
 	ProcessConfigFile(PGC_SIGHUP);
-	/* Another number of relays, another part of what they share. */
-	relay.reload_wanted |= outbox_workers != workers;
+	/* Another number of relays, another part of what they share. And order is a matter of what is known. */
+	relay.reload_wanted |= outbox_workers != workers || outbox_preserve_aggregate_order != relay.preserve_order;
 	limits.max_bytes = (size_t) outbox_relay_memory * 1024 / 2;
 	limits.max_queue = OUTBOX_MAX_QUEUE;
 	outbox_schedule_set_limits(relay.schedule, &limits);
