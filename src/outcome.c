@@ -106,13 +106,6 @@ add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *
 	return entry;
 }
 
-static void
-retry(OutboxRelay *relay, OutboxEvent *event, int64 retry_at)
-{
-	outbox_claims_release(relay, event->claim, event->schedule.position);
-	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, event->schedule.failures + 1);
-}
-
 /* The event itself was refused: an attempt that counts, perhaps the last one. */
 static void
 refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code, const char *text, int64 now)
@@ -125,7 +118,8 @@ refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 		return;
 	}
 	entry->retry_at = retry_time(event->schedule.failures + 1, now);
-	retry(relay, event, entry->retry_at);
+	outbox_claims_release(relay, event->claim, event->schedule.position);
+	outbox_schedule_postpone(relay->schedule, &event->schedule, entry->retry_at, event->schedule.failures + 1);
 }
 
 /* Not the event's fault: the same id is sent again after a while. */
@@ -147,7 +141,8 @@ put_off(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 		entry->retry_at = retry_at;
 		relay->notes_made++;
 	}
-	retry(relay, event, retry_at);
+	outbox_claims_release(relay, event->claim, event->schedule.position);
+	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, event->schedule.failures + 1);
 }
 
 /* The client, or the relay itself, refused to send the event. It is in flight to the schedule. */

@@ -51,7 +51,7 @@ typedef struct Aggregate
 	uint32_t	heap_index;		/* where in its heap, kept up by sched_heap.c */
 	uint8_t		state;			/* AggregateState */
 	bool		in_refill;		/* linked in the refill queue */
-	bool		retry_wait;		/* waits for a retry, not for a not_before or an operator */
+	bool		retry_wait;		/* outbox_schedule_retry_now() ends the wait */
 } Aggregate;
 
 /* Chained hash table. The number of buckets is 2^bits. */

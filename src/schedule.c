@@ -173,7 +173,7 @@ outbox_schedule_wait(Schedule *schedule, uint64_t aggregate_key, int64_t positio
 	 * outbox_sched_aggregate_defer() gave it does no harm.
 	 */
 	if (position < first && aggregate->state == AGGREGATE_EMPTY)
-		outbox_sched_aggregate_start_wait(schedule, aggregate, retry_at, failures, retry_at != INT64_MAX);
+		outbox_sched_aggregate_start_wait(schedule, aggregate, retry_at, failures, false);
 	return true;
 }
 
@@ -273,6 +273,12 @@ void
 outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t failures)
 {
 	put_off(schedule, event, retry_at, failures, true);
+}
+
+void
+outbox_schedule_postpone(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t failures)
+{
+	put_off(schedule, event, retry_at, failures, false);
 }
 
 void

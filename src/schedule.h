@@ -118,12 +118,15 @@ extern void outbox_schedule_done(Schedule *schedule, SchedEvent *event, int64_t 
  */
 extern void outbox_schedule_retry(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t failures);
 
+/* The same for a failure of the event's own: outbox_schedule_retry_now() is no reason to try it again. */
+extern void outbox_schedule_postpone(Schedule *schedule, SchedEvent *event, int64_t retry_at, int32_t failures);
+
 /* The same for an event that holds up its aggregate until outbox_schedule_reread(). */
 extern void outbox_schedule_hold(Schedule *schedule, SchedEvent *event);
 
 /*
- * For start-up: an event that failed earlier and isn't to be sent before
- * retry_at (INT64_MAX: is held), known by position only. False: no memory.
+ * For start-up: an event that was postponed earlier, or is held (INT64_MAX),
+ * known by position only. False: no memory.
  */
 extern bool outbox_schedule_wait(Schedule *schedule, uint64_t aggregate, int64_t position, int64_t created,
 								 int64_t retry_at, int32_t failures);
@@ -134,7 +137,7 @@ extern bool outbox_schedule_wait(Schedule *schedule, uint64_t aggregate, int64_t
  */
 extern void outbox_schedule_reread(Schedule *schedule, uint64_t aggregate);
 
-/* Ends every retry wait now (not those for a not_before, nor held ones): the cause is gone. */
+/* Ends the waits of outbox_schedule_retry(): the cause is gone. */
 extern void outbox_schedule_retry_now(Schedule *schedule);
 
 /* Ends every wait, so that each is judged anew: the clock was set, say. */

@@ -590,7 +590,10 @@ outbox_fail(PG_FUNCTION_ARGS)
 		entry->retry_at = outbox_clock_now() +
 			outbox_schedule_backoff(failures, base, max, pg_prng_double(&pg_global_prng_state));
 		outbox_claims_release(relay, event->claim, event->schedule.position);
-		outbox_schedule_retry(relay->schedule, &event->schedule, entry->retry_at, failures);
+		if (entry->counted)
+			outbox_schedule_postpone(relay->schedule, &event->schedule, entry->retry_at, failures);
+		else
+			outbox_schedule_retry(relay->schedule, &event->schedule, entry->retry_at, failures);
 	}
 	record(relay);
 	PG_RETURN_BOOL(true);

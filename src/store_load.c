@@ -139,6 +139,10 @@ load_waiting(OutboxRelay *relay, int64 watermark)
 		int64		retry_at = retry_time(next_attempt_at, isnull);
 		int32		attempts = DatumGetInt32(SPI_getbinval(tuple, desc, 5, &isnull));
 
+		/* Not its own fault: a new connection is a reason to try it again. */
+		if (attempts == 0)
+			retry_at = 0;
+
 		if (!outbox_relay_owns(relay, agg_hash))
 			continue;
 		if (DatumGetChar(SPI_getbinval(tuple, desc, 6, &isnull)) == DELIVERY_BLOCKING)

@@ -286,7 +286,7 @@ tell(Run *run, int index)
 		expect(run, result == SCHEDULE_DEFERRED);
 		model_defer(run, aggregate, entry->position);
 		if (how == 2 && entry->position < first && aggregate->state == MODEL_EMPTY)
-			model_wait(aggregate, until, attempts, true);
+			model_wait(aggregate, until, attempts, false);
 		return;
 	}
 	aggregate->held[aggregate->n_held++] = index;
@@ -390,9 +390,12 @@ step_outcome(Run *run, bool only_done)
 		int64_t		until = one_in(10) ? INT64_MAX : run->now + (below(30) - 3) * SECOND;
 		bool		still_head = entry->position < aggregate->deferred_from;
 		bool		hold = one_in(8);
+		bool		postpone = !hold && one_in(3);
 
 		if (hold)
 			outbox_schedule_hold(run->schedule, entry->in_flight);
+		else if (postpone)
+			outbox_schedule_postpone(run->schedule, entry->in_flight, until, entry->attempts + 1);
 		else
 			outbox_schedule_retry(run->schedule, entry->in_flight, until, entry->attempts + 1);
 		aggregate->state = MODEL_EMPTY;
@@ -400,7 +403,7 @@ step_outcome(Run *run, bool only_done)
 		if (still_head && hold)
 			model_wait(aggregate, INT64_MAX, 0, false);
 		else if (still_head)
-			model_wait(aggregate, until, entry->attempts + 1, true);
+			model_wait(aggregate, until, entry->attempts + 1, !postpone);
 	}
 	else
 	{
