@@ -16,6 +16,13 @@
 #include "broker_test.h"
 #include "harness.h"
 
+/* Handshakes are slow with sanitizers, which find a leak among fewer. */
+#ifdef SANITIZED
+#define FAILURES 40
+#else
+#define FAILURES 200
+#endif
+
 static Server server;
 static char ca_file[128];
 static char cert_file[128];
@@ -138,7 +145,7 @@ test_files(Broker *broker, BrokerConfig *config)
 	run("cd %s && cp stranger.key client.key", server.folder);
 	ok(wait_text(broker, BROKER_OFFLINE, "mismatch", 5000), "files: the key of another certificate");
 	unlink(ca_file);
-	ok(wait_text(broker, BROKER_OFFLINE, "outbox.tls_ca_file", 5000), "files: no authorities");
+	ok(wait_text(broker, BROKER_OFFLINE, "could not read outbox.tls_ca_file", 5000), "files: no authorities");
 	trust("new");
 	install("renewed");
 	ok(works(broker), "files: all is right again");
@@ -156,21 +163,21 @@ test_many_failures(BrokerConfig *config, const char *what, const char *wanted)
 
 	config->reconnect_base_ms = config->reconnect_max_ms = 1;
 	broker_configure(broker, config);
-	for (int i = 0; i < 200; i++)
+	for (int i = 0; i < FAILURES; i++)
 	{
 		if (wait_state(broker, BROKER_CONNECTING, 5000) && wait_state(broker, BROKER_OFFLINE, 5000))
 			failures++;
-		if (i == 20)
+		if (i == FAILURES / 10)
 		{
 			descriptors = open_descriptors();
 			started = open_threads();
 		}
 	}
 	broker_get_status(broker, &status);
-	ok(failures == 200 && strstr(status.text, wanted) != NULL, "200 times %s: %s", what, status.text);
-	ok(open_descriptors() <= descriptors + 2, "200 times %s: %d descriptors before, %d after", what, descriptors,
+	ok(failures == FAILURES && strstr(status.text, wanted) != NULL, "many times %s: %s", what, status.text);
+	ok(open_descriptors() <= descriptors + 2, "many times %s: %d descriptors before, %d after", what, descriptors,
 	   open_descriptors());
-	ok(open_threads() <= started + 1, "200 times %s: %d threads before, %d after", what, started, open_threads());
+	ok(open_threads() <= started + 1, "many times %s: %d threads before, %d after", what, started, open_threads());
 	broker_destroy(broker, 2000);
 }
 
@@ -187,7 +194,7 @@ test_plain_server(void)
 	snprintf(url, sizeof(url), "tls://127.0.0.1:%d", server.port);
 	config.url = url;
 	broker_configure(broker, &config);
-	ok(wait_text(broker, BROKER_OFFLINE, "ecure", 5000), "tls:// never falls back to plain");
+	ok(wait_text(broker, BROKER_OFFLINE, "ecure", 15000), "tls:// never falls back to plain");
 	broker_destroy(broker, 2000);
 }
 
