@@ -105,10 +105,19 @@ add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *
 	return entry;
 }
 
+/* Not with the broker any more. An operator may have asked to discard it: that comes before it is sent again. */
+static void
+take_back(OutboxRelay *relay, const OutboxEvent *event)
+{
+	outbox_claims_release(relay, event->claim, event->schedule.position);
+	if (relay->requests_at != PG_INT64_MAX)
+		relay->requests_at = 0;
+}
+
 static void
 retry(OutboxRelay *relay, OutboxEvent *event, int64 retry_at)
 {
-	outbox_claims_release(relay, event->claim, event->schedule.position);
+	take_back(relay, event);
 	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, event->schedule.failures + 1);
 }
 
@@ -185,7 +194,7 @@ outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 	count_error(relay, class, outcome->code, text, event);
 	if (outcome->kind == BROKER_LOST)
 	{
-		outbox_claims_release(relay, event->claim, event->schedule.position);
+		take_back(relay, event);
 		outbox_schedule_return(relay->schedule, &event->schedule);
 		return;
 	}
