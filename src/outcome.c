@@ -106,6 +106,15 @@ add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *
 	return entry;
 }
 
+/* Not with the broker any more. An operator may have asked to discard it: that comes before it is sent again. */
+static void
+take_back(OutboxRelay *relay, const OutboxEvent *event)
+{
+	outbox_claims_release(relay, event->claim, event->schedule.position);
+	if (relay->requests_at != PG_INT64_MAX)
+		relay->requests_at = 0;
+}
+
 /* The event itself was refused: an attempt that counts, perhaps the last one. */
 static void
 refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code, const char *text, int64 now)
@@ -118,7 +127,7 @@ refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 		return;
 	}
 	entry->retry_at = retry_time(event->schedule.failures + 1, now);
-	outbox_claims_release(relay, event->claim, event->schedule.position);
+	take_back(relay, event);
 	outbox_schedule_postpone(relay->schedule, &event->schedule, entry->retry_at, event->schedule.failures + 1);
 }
 
@@ -141,7 +150,7 @@ put_off(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 		entry->retry_at = retry_at;
 		relay->notes_made++;
 	}
-	outbox_claims_release(relay, event->claim, event->schedule.position);
+	take_back(relay, event);
 	outbox_schedule_retry(relay->schedule, &event->schedule, retry_at, event->schedule.failures + 1);
 }
 
@@ -181,7 +190,7 @@ outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 	count_error(relay, class, outcome->code, text, event);
 	if (outcome->kind == BROKER_LOST)
 	{
-		outbox_claims_release(relay, event->claim, event->schedule.position);
+		take_back(relay, event);
 		outbox_schedule_return(relay->schedule, &event->schedule);
 		return;
 	}
