@@ -69,13 +69,14 @@ set('outbox.retry_base_delay' => '1h', 'outbox.retry_max_delay' => '1d');
 ok(wait_for_query($node, $db, q{SELECT next_attempt_at BETWEEN now() + interval '17 h' AND now() + interval '25 h' FROM outbox.events WHERE aggregate_type = 'a'}),
 	'many failures, an hour doubled over and over: the longest delay, a day');
 stop_responding($failing);
+# which is also the pause between attempts to connect
+set('outbox.retry_base_delay' => '1ms', 'outbox.retry_max_delay' => '5ms');
 $nats->restart;
 ok(wait_state($node, $db, 'active'), 'a new connection');
 $node->safe_psql($db, q{SELECT outbox.enqueue('b', '2', 'e', '{}')});
 ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_type = 'b' AND aggregate_id = '2'}), 'others pass');
 is(row('publish_state', q{aggregate_type = 'a'}), 'pending', 'is no reason to try again what was refused itself');
 $failing = respond($nats, 'core.fails', positive('OUTBOX'));
-set('outbox.retry_base_delay' => '1ms', 'outbox.retry_max_delay' => '5ms');
 $pid = relay_pid($node, $db);
 $node->safe_psql($db, "SELECT pg_terminate_backend($pid)");
 ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_type = 'a'}), 'published in its time');
