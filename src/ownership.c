@@ -117,10 +117,9 @@ outbox_ownership_leave(OutboxMember *member)
 
 	LWLockAcquire(&database->slots_lock, LW_EXCLUSIVE);
 	if (outbox_slots_leave(&database->slots, member->place, member->epoch))
-	{
-		clear_claims(database, member->place);
 		outbox_feed_detach_reader(database, member->place);
-	}
+	/* Revoked or not: while it stood still it may have been about to hand over more. */
+	clear_claims(database, member->place);
 	pg_atomic_write_u32(&database->places[member->place].pid, 0);
 	LWLockRelease(&database->slots_lock);
 	member->epoch = 0;
