@@ -87,9 +87,25 @@ close_circuit(OutboxFlow *flow, int64_t now)
 	return was_open;
 }
 
+/*
+ * Silence may be about a few subjects only, where somebody else listens: others
+ * must not wait for long behind those, and each silent probe takes its time anyway.
+ */
+static OutboxBackoff
+after_silence(const OutboxBackoff *backoff)
+{
+	OutboxBackoff result = *backoff;
+
+	if (result.max > backoff->ack_timeout)
+		result.max = backoff->ack_timeout;
+	return result;
+}
+
 bool
 outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const OutboxBackoff *backoff)
 {
+	OutboxBackoff silence = after_silence(backoff);
+
 	switch (class)
 	{
 		case OUTBOX_ERROR_NONE:
@@ -107,7 +123,7 @@ outbox_flow_outcome(OutboxFlow *flow, OutboxErrorClass class, int64_t now, const
 		case OUTBOX_ERROR_UNKNOWN:
 			halve(flow);
 			/* An unanswered probe has failed, too, whatever opened the circuit. */
-			return (too_silent(flow, now, backoff->ack_timeout) || flow->open) && trouble(flow, now, backoff);
+			return (too_silent(flow, now, backoff->ack_timeout) || flow->open) && trouble(flow, now, &silence);
 	}
 	return false;
 }
