@@ -16,7 +16,12 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Seeds that once failed stay here, with the time they need: [ seed, seconds ].
-my @runs = ([ 1, 60 ],);
+my @runs = (
+	# a parked aggregate, redriven while its first event is still refused: the others overtook it
+	[ 5, 30 ],
+	# a cluster
+	[ 6, 30 ],
+);
 
 @runs = ([ $ENV{CHAOS_SEED}, $ENV{CHAOS_SECONDS} // 60 ]) if defined $ENV{CHAOS_SEED};
 

@@ -33,6 +33,10 @@ use constant WRITERS => 6;
 # No run makes more events than about this, so that comparing them doesn't take longer than making them.
 use constant EVENTS => 60_000;
 
+# Faults may fail, and an interruption in the middle of one looks like that: so it is remembered.
+my $interrupted;
+$SIG{$_} = sub { $interrupted = 1; die "interrupted\n" } foreach qw(INT TERM);
+
 sub now { return clock_gettime(CLOCK_MONOTONIC) }
 
 sub start_writers
@@ -87,6 +91,7 @@ sub end_faults
 {
 	my ($self, $all) = @_;
 
+	die "interrupted\n" if $interrupted;
 	foreach my $lane (sort keys %{ $self->{ends} })
 	{
 		my $fault = $self->{ends}{$lane};
@@ -133,6 +138,7 @@ sub run
 	{
 		my $time = now() - $self->{begin};
 
+		die "interrupted\n" if $interrupted;
 		$self->begin_fault(shift @plan) while @plan && $plan[0]{at} <= $time;
 		$self->end_faults;
 		if ($time > $looked + 1)
@@ -149,6 +155,7 @@ sub writers_ended
 {
 	my ($self) = @_;
 
+	die "interrupted\n" if $interrupted;
 	foreach my $number (sort keys %{ $self->{writers} })
 	{
 		next if waitpid($self->{writers}{$number}, WNOHANG) == 0;
@@ -170,6 +177,7 @@ sub has_recovered
 				AND (SELECT max(position) FROM outbox.watermark) >= (SELECT max(position) FROM outbox.log)});
 	};
 
+	die "interrupted\n" if $interrupted;
 	return 0 unless defined $state;
 	$self->{state} = $state;
 	eval { $self->redrive_all } if $state !~ /^0\|/;

@@ -60,10 +60,16 @@ sub load_events
 sub load_messages
 {
 	my ($evidence) = @_;
-	my $dump;
+	my ($info, $dump);
 
-	# brokers that have just come back may need a while
-	wait_until(60, sub { $dump = eval { $evidence->{chaos}->leader->tool('dump', 'OUTBOX') }; return defined $dump }) or die "no messages: $@";
+	# brokers that have just come back may need a while, and a replica that is read may lag behind
+	wait_until(
+		60,
+		sub {
+			$info = eval { $evidence->{chaos}->broker->info('OUTBOX') };
+			$dump = eval { $evidence->{chaos}->leader->tool('dump', 'OUTBOX') };
+			return $info && defined $dump && ($dump =~ tr/\n//) >= $info->{messages};
+		}) or die 'no messages, or not all: ' . ($info ? $info->{messages} : $@);
 	foreach my $line (split(/\n/, $dump))
 	{
 		my ($seq, undef, $id, $hash) = split(/\t/, $line, 5);

@@ -56,9 +56,10 @@ sub shape_of
 		ring => pick($random, 4, 1024),
 		in_flight => pick($random, 4, 64, 1024),
 		relay_memory => pick($random, '1MB', '16MB'),
-		# how long an asynchronous commit may be lost
-		wal_writer_delay => pick($random, '200ms', '2s'),
+		# how long an asynchronous commit may be lost, unless a synchronous one comes, and how many are asynchronous
+		wal_writer_delay => pick($random, '200ms', '10s'),
 		poison => pick($random, 0.005, 0.03),
+		async => pick($random, 0.3, 0.99),
 	};
 }
 

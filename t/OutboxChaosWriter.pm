@@ -267,7 +267,7 @@ sub transaction
 	my @list;
 
 	push @isolation, 'REPEATABLE READ', 'SERIALIZABLE' unless $opt{plain};
-	$async = $async < 0.4 && !$opt{plain};
+	$async = $async < $writer->{shape}{async} && !$opt{plain};
 	@list = ('SET LOCAL synchronous_commit = ' . ($async ? 'off;' : 'on;'), 'SET LOCAL lock_timeout = ' . ($limited < 0.9 ? '500;' : '0;'));
 	push @list, $opt{plain} ? single(new_event($writer, $transaction)) : statements($writer, $transaction);
 	# BEGIN for itself: were it cancelled, what follows would commit by itself
