@@ -1,119 +1,187 @@
-# The retry schedule: attempts and times survive restarts and crashes; times of
-# every size, zone and kind are borne.
+# Retries and scheduled events by their times: delays within their bounds
+# whatever the settings, attempts that survive restarts and crashes, not_before to
+# the second, also over a restart, and a system clock that is set meanwhile.
+
 use strict;
 use warnings;
 
+use Cwd qw(abs_path);
 use FindBin;
-use lib $FindBin::RealBin;
 use OutboxErrors;
+use OutboxLife;
 use OutboxTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
-my $nats = OutboxNats->start;
-my $node = new_cluster('main', nats => $nats, extra => "outbox.max_attempts = 2147483647\noutbox.retry_base_delay = 300ms\noutbox.retry_max_delay = 1s\n");
-my $db = 'postgres';
-my $failing = respond($nats, 'core.fails', refusal(400, 10999, 'try again'));
+# The server's time of day is ours plus what this file says.
+my $clock_file = PostgreSQL::Test::Utils::tempdir('clock') . '/shift';
+my $preload = abs_path("$FindBin::RealBin/../test/tools/build/clockshift.so");
+die "$preload is missing: make -C test/tools" unless -e $preload;
 
-sub row
+sub set_clock
 {
-	my ($columns, $where) = @_;
-	return $node->safe_psql($db, "SELECT $columns FROM outbox.events WHERE $where");
-}
+	my ($seconds) = @_;
 
-sub set
-{
-	my (%settings) = @_;
-	$node->safe_psql($db, "ALTER SYSTEM SET $_ = '$settings{$_}'") foreach sort keys %settings;
-	$node->reload;
+	open(my $handle, '+<', $clock_file) or die "could not open $clock_file: $!";
+	syswrite($handle, pack('q', $seconds * 1_000_000)) == 8 or die "could not write $clock_file: $!";
+	close($handle);
 	return;
 }
 
-# ---- attempts are counted across restarts, and each waits for its time
+append_to_file($clock_file, pack('q', 0));
+$ENV{CLOCKSHIFT_FILE} = $clock_file;
+$ENV{LD_PRELOAD} = $preload;
 
-ok(wait_state($node, $db, 'active'), 'the relay is at work');
-$node->safe_psql($db, q{SELECT outbox.enqueue('a', '1', 'e', '{}', subject => 'core.fails')});
-ok(wait_for_query($node, $db, q{SELECT attempts >= 2 FROM outbox.events WHERE aggregate_type = 'a'}), 'attempts are counted');
-like(row('publish_state, next_attempt_at > now() - interval \'1 s\', next_attempt_at <= now() + interval \'1 s\', last_error', q{aggregate_type = 'a'}),
-	qr/^pending\|t\|t\|JetStream error 10999: try again$/, 'state, next attempt and error are shown');
-my $attempts = row('attempts', q{aggregate_type = 'a'});
-set('outbox.retry_base_delay' => '1h', 'outbox.retry_max_delay' => '1h');
-ok(wait_for_query($node, $db, q{SELECT next_attempt_at > now() + interval '30 min' FROM outbox.events WHERE aggregate_type = 'a'}), 'the next one is an hour away');
-$attempts = row('attempts', q{aggregate_type = 'a'});
-my $next = row('next_attempt_at', q{aggregate_type = 'a'});
-foreach my $how ('restart of the relay', 'restart of the server', 'crash of the server')
+my $nats = OutboxNats->start;
+$nats->tool('create', 'OUTBOX', 'outbox.>');
+my $node = new_cluster('main', nats => $nats, extra => <<'CONF');
+outbox.stream_create = off
+outbox.max_attempts = 5
+outbox.retry_base_delay = '1h'
+outbox.retry_max_delay = '1h'
+max_connections = 40
+shared_buffers = 64MB
+jit = off
+log_statement = none
+CONF
+my $db = 'postgres';
+my $relay = wait_relay($node, $db);
+ok($relay, 'a relay');
+
+sub delays
 {
-	if ($how =~ /relay/)
-	{
-		my $pid = relay_pid($node, $db);
-		$node->safe_psql($db, "SELECT pg_terminate_backend($pid)");
-		wait_new_relay($node, $db, $pid);
-	}
-	else
-	{
-		$node->stop($how =~ /crash/ ? 'immediate' : 'fast');
-		$node->start;
-	}
-	ok(wait_state($node, $db, 'active'), "$how: at work again");
-	# another event passes: the relay has loaded and read all there is
-	$node->safe_psql($db, q{SELECT outbox.enqueue('b', '1', 'e', '{}')});
-	ok(wait_for_query($node, $db, q{SELECT count(*) = 0 FROM outbox.events WHERE aggregate_type = 'b' AND publish_state <> 'published'}), "$how: others pass");
-	is(row('attempts, next_attempt_at', q{aggregate_type = 'a'}), "$attempts|$next", "$how: attempts and time are kept");
+	my ($base, $max) = @_;
+
+	alter_system($node, "outbox.retry_base_delay = '$base'", "outbox.retry_max_delay = '$max'");
+	return;
 }
-set('outbox.retry_base_delay' => '1ms', 'outbox.retry_max_delay' => '5ms');
-my $pid = relay_pid($node, $db);
-$node->safe_psql($db, "SELECT pg_terminate_backend($pid)");
-ok(wait_for_query($node, $db, "SELECT attempts > $attempts + 20 FROM outbox.events WHERE aggregate_type = 'a'"),
-	'no retry is farther away after a start than the longest delay, and a base of 1 ms is borne');
-set('outbox.retry_base_delay' => '1h', 'outbox.retry_max_delay' => '1d');
-ok(wait_for_query($node, $db, q{SELECT next_attempt_at BETWEEN now() + interval '17 h' AND now() + interval '25 h' FROM outbox.events WHERE aggregate_type = 'a'}),
-	'many failures, an hour doubled over and over: the longest delay, a day');
-stop_responding($failing);
-# which is also the pause between attempts to connect
-set('outbox.retry_base_delay' => '1ms', 'outbox.retry_max_delay' => '5ms');
-$nats->restart;
-ok(wait_state($node, $db, 'active'), 'a new connection');
-$node->safe_psql($db, q{SELECT outbox.enqueue('b', '2', 'e', '{}')});
-ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_type = 'b' AND aggregate_id = '2'}), 'others pass');
-is(row('publish_state', q{aggregate_type = 'a'}), 'pending', 'is no reason to try again what was refused itself');
-$failing = respond($nats, 'core.fails', positive('OUTBOX'));
-$pid = relay_pid($node, $db);
-$node->safe_psql($db, "SELECT pg_terminate_backend($pid)");
-ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_type = 'a'}), 'published in its time');
-cmp_ok(row('attempts', q{aggregate_type = 'a'}), '>', 20, 'attempts include the last one');
-stop_responding($failing);
 
-# ---- points in time
-
-my %times = (
-	'-infinity' => 'published', '4713-01-01 00:00:00 BC' => 'published', '1999-12-31' => 'published', '2000-01-01 00:00:00+00' => 'published',
-	'294276-12-31 23:59:59+00' => 'pending', 'infinity' => 'pending');
-foreach my $time (sort keys %times)
+# A retry that waits is tried again when pauses change.
+my $pauses = 0;
+sub retry_now
 {
-	$node->safe_psql($db, "SELECT outbox.enqueue('time', '$time', 'e', '{}', not_before => '$time'); SELECT outbox.enqueue('time', '$time', 'behind', '{}')");
+	$pauses++;
+	$node->safe_psql($db, "SELECT outbox.pause(aggregate_type => 'nobody $pauses')");
+	return;
 }
-is($node->safe_psql($db, q{SELECT outbox.enqueue('time', 'NULL', 'e', '{}', not_before => NULL) IS NOT NULL}), 't', 'NULL is no time');
-ok(wait_for_query($node, $db, q{SELECT count(*) = 9 FROM outbox.events WHERE aggregate_type = 'time' AND publish_state = 'published'}), 'what is due is published')
-  or diag($node->safe_psql($db, q{SELECT aggregate_id, publish_state FROM outbox.events WHERE aggregate_type = 'time'}));
-is(row(q{string_agg(DISTINCT aggregate_id || ' ' || publish_state, ', ')}, q{aggregate_type = 'time' AND publish_state <> 'published'}),
-	'294276-12-31 23:59:59+00 pending, infinity pending', 'what is not waits, and so do its successors');
-is($node->safe_psql($db, q{SELECT outbox.discard('no longer wanted', (SELECT event_id FROM outbox.events WHERE aggregate_id = 'infinity' AND event_type = 'e'))}), 1, 'and can be discarded');
-ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_id = 'infinity' AND event_type = 'behind'}), 'then its successor goes');
 
-# due to the second, over a restart, whatever the session's time zone
-foreach my $zone ('Europe/Berlin', 'America/St_Johns', 'UTC')
+sub attempts_are
 {
-	$node->safe_psql($db, qq{SET timezone = '$zone'; SELECT outbox.enqueue('due', '$zone', 'e', '{}', not_before => clock_timestamp() + interval '4 s')});
+	my ($aggregate, $expected, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok(wait_for_query($node, $db, "SELECT attempts FROM outbox.events WHERE aggregate_id = '$aggregate' AND event_type = 'e1'", expected => $expected, timeout => 10), $name);
 }
-$node->safe_psql($db, q{BEGIN; SELECT outbox.enqueue('due', 'first', 'e', '{}', not_before => clock_timestamp() + interval '2 s'); SELECT pg_sleep(3); COMMIT});
+
+# ------------------------------------------------- attempts survive what ends
+
+my $responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
+enqueue($node, $db, 'counted', 'e1', subject => "'core.no'");
+enqueue($node, $db, 'counted', 'e2');
+attempts_are('counted', 1, 'refused once');
+is($node->safe_psql($db, q{SELECT next_attempt_at - now() BETWEEN '44 min' AND '1 h' FROM outbox.events WHERE aggregate_id = 'counted' AND event_type = 'e1'}), 't', 'the next attempt is due in an hour');
+# a new connection tries everything again
 $node->restart;
-ok(wait_for_query($node, $db, q{SELECT count(*) = 4 FROM outbox.events WHERE aggregate_type = 'due' AND publish_state = 'published'}, timeout => 20), 'scheduled events are published');
-is(row('count(*)', q{aggregate_type = 'due' AND published_at < not_before}), 0, 'none before its time');
-# a point in time is one, whatever the clocks of Berlin do that night
-is($node->safe_psql($db, q{SET timezone = 'Europe/Berlin';
-	SELECT count(outbox.enqueue('dst', i::text, 'e', '{}', not_before => timestamptz '2024-10-27 01:00+02' + i * interval '30 min')) FROM generate_series(0, 6) i}), 7, 'a night of seven half hours');
-is(row(q{max(not_before) - min(not_before)}, q{aggregate_type = 'dst'}), '03:00:00', 'is three hours long');
-ok(wait_for_query($node, $db, q{SELECT count(*) = 7 FROM outbox.events WHERE aggregate_type = 'dst' AND publish_state = 'published'}), 'and past');
+attempts_are('counted', 2, 'again after a restart: the second attempt');
+enqueue($node, $db, 'flushes what is recorded', 'e');
+$node->stop('immediate');
+$node->start;
+attempts_are('counted', 3, 'again after a crash: the third');
+retry_now();
+attempts_are('counted', 4, 'again with new pauses: the fourth');
+is(states($node, $db, 'counted'), 'e1=pending e2=pending', 'still its aggregate waits');
+# the answer now comes from elsewhere: that one is not counted
+stop_responding($responder);
+delays('100ms', '1h'); # between attempts to connect, too
+$nats->restart;
+ok(wait_for_query($node, $db, q{SELECT last_error LIKE 'NATS server: %' FROM outbox.events WHERE aggregate_id = 'counted' AND event_type = 'e1'}, timeout => 10), 'again for a new connection, which nobody answers');
+$responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
+retry_now();
+attempts_are('counted', 5, 'the last one');
+ok(wait_until(10, sub { states($node, $db, 'counted') eq 'e1=failed e2=published' }), 'now it is a dead letter');
+is($node->safe_psql($db, q{SELECT attempts, error_code, last_error FROM outbox.dead_letters}), '5|10999|JetStream error 10999: no', 'with its attempts');
 
+# ---------------------------------------------------- bounds of the delays
+
+alter_system($node, 'outbox.max_attempts = 2147483647');
+delays('1ms', '1ms');
+enqueue($node, $db, 'bounds', 'e1', subject => "'core.no'");
+ok(wait_for_query($node, $db, q{SELECT attempts > 200 FROM outbox.events WHERE aggregate_id = 'bounds'}, timeout => 30), 'two hundred attempts');
+foreach my $case ([ '1ms', '1ms', '0 s', '1 s' ], [ '1ms', '1h', '44 min', '1 h' ], [ '1s', '1d', '17 h 59 min', '24 h' ], [ '1h', '1d', '17 h 59 min', '24 h' ], [ '1h', '1s', '0 s', '2 s' ])
+{
+	my ($base, $max, $least, $most) = @$case;
+	my $before;
+
+	delays($base, $max);
+	$before = $node->safe_psql($db, q{SELECT attempts FROM outbox.events WHERE aggregate_id = 'bounds'});
+	retry_now();
+	ok(wait_for_query($node, $db, "SELECT attempts > $before FROM outbox.events WHERE aggregate_id = 'bounds'", timeout => 10), "$base to $max: another attempt");
+	# as it was recorded
+	is($node->safe_psql($db, "SELECT publish_state <> 'failed' AND next_attempt_at - now() <= '$most' AND (next_attempt_at - now() >= '$least' OR '$least' = '0 s') FROM outbox.events WHERE aggregate_id = 'bounds'"),
+		't', "$base to $max: the next one is due within its bounds")
+	  or diag($node->safe_psql($db, q{SELECT publish_state, next_attempt_at - now() FROM outbox.events WHERE aggregate_id = 'bounds'}));
+}
+is($node->safe_psql($db, q{SELECT count(*) FROM outbox.dead_letters}), 1, 'and no attempt is the last one');
+$node->safe_psql($db, q{SELECT outbox.discard('enough', event_id => event_id) FROM outbox.events WHERE aggregate_id = 'bounds'});
+stop_responding($responder);
+delays('100ms', '1s');
+
+# ---------------------------------------------------------------- not_before
+
+my $when = $node->safe_psql($db, q{SELECT clock_timestamp() + interval '3 s'});
+$node->safe_psql($db, qq{
+	SET timezone = 'Europe/Berlin';
+	SELECT outbox.enqueue_text('time', 'never', 'e1', 'x', not_before => 'infinity');
+	SELECT outbox.enqueue_text('time', 'far', 'e1', 'x', not_before => '294276-12-31 23:59:59.999999+00');
+	SELECT outbox.enqueue_text('time', 'past', 'e1', 'x', not_before => '-infinity');
+	SELECT outbox.enqueue_text('time', 'past', 'e2', 'x', not_before => '4713-01-01 00:00:00+00 BC');
+	SELECT outbox.enqueue_text('time', 'null', 'e1', 'x', not_before => NULL);
+	SELECT outbox.enqueue_text('time', 'dst', 'e' || n, 'x', not_before => t::timestamptz + interval '90 min')
+	FROM (VALUES (1, '2024-10-27 01:30'), (2, '2024-03-31 01:30')) v (n, t);
+	SELECT outbox.enqueue_text('time', 'soon', 'e1', 'x', not_before => '$when');
+	SELECT outbox.enqueue_text('time', 'soon', 'e2', 'x')});
+$node->restart;
+ok(wait_for_query($node, $db, q{SELECT string_agg(aggregate_id || event_type, ' ' ORDER BY aggregate_id, event_type) FROM outbox.events WHERE aggregate_type = 'time' AND publish_state = 'published'},
+		expected => 'dste1 dste2 nulle1 paste1 paste2 soone1 soone2', timeout => 20),
+	'what is due goes out');
+is($node->safe_psql($db, q{SELECT extract(epoch FROM published_at - not_before) BETWEEN 0 AND 1.5 FROM outbox.events WHERE aggregate_id = 'soon' AND event_type = 'e1'}), 't', 'to the second, with a restart in between')
+  or diag($node->safe_psql($db, q{SELECT published_at - not_before FROM outbox.events WHERE aggregate_id = 'soon' AND event_type = 'e1'}));
+is($node->safe_psql($db, q{SELECT string_agg((not_before AT TIME ZONE 'UTC')::text, ',' ORDER BY position) FROM outbox.events WHERE aggregate_id = 'dst'}),
+	'2024-10-27 01:00:00,2024-03-31 02:00:00', 'ninety minutes are ninety minutes on every day');
+is($node->safe_psql($db, q{SELECT string_agg(aggregate_id || ' ' || publish_state, ', ' ORDER BY position) FROM outbox.events WHERE aggregate_id IN ('never', 'far')}), 'never pending, far pending', 'the others wait');
+
+# --------------------------------------------------------- the clock is set
+
+$relay = wait_relay($node, $db);
+$when = $node->safe_psql($db, q{SELECT clock_timestamp()});
+$responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
+enqueue($node, $db, 'retried', 'e1', subject => "'core.no'");
+ok(wait_until(10, sub { arrivals($responder) >= 3 }), 'one is retried each second');
+enqueue($node, $db, 'hour', 'e1', not_before => "clock_timestamp() + interval '30 min'");
+set_clock(3600);
+is($node->safe_psql($db, "SELECT clock_timestamp() - '$when'::timestamptz > '59 min'"), 't', 'the clock is set forward');
+ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_id = 'hour'}, timeout => 10), 'forward: what is due now goes out');
+enqueue($node, $db, 'short', 'e1', not_before => "clock_timestamp() + interval '30 s'");
+my $seen = arrivals($responder);
+set_clock(-3600);
+ok(wait_until(10, sub { arrivals($responder) >= $seen + 4 }), 'back: retries go on each second');
+is($node->safe_psql($db, q{SELECT publish_state FROM outbox.events WHERE aggregate_id = 'short'}), 'pending', 'back: what is due later waits');
+is($node->safe_psql($db, q{SELECT next_attempt_at - clock_timestamp() < '3 s' FROM outbox.events WHERE aggregate_id = 'retried'}), 't', 'back: by the new time');
+enqueue($node, $db, 'now', 'e1', not_before => "clock_timestamp() + interval '1 s'");
+ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_id = 'now'}, timeout => 10), 'back: what is due soon goes out');
+is(relay_pid($node, $db), $relay, 'it is the same relay all the time');
+# recorded by a clock that was an hour ahead; read by a relay that starts
+set_clock(0);
+$seen = arrivals($responder);
+ok(wait_until(10, sub { arrivals($responder) >= $seen + 2 }), 'forward again: retries go on');
+$node->stop;
+set_clock(-3600);
+$node->start;
+$seen = arrivals($responder);
+ok(wait_until(15, sub { arrivals($responder) >= $seen + 3 }), 'set back while the server was down: no retry is farther away than the longest delay');
+set_clock(7200);
+ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_id = 'short'}, timeout => 10), 'forward: the last one goes out');
+stop_responding($responder);
 check_no_crash($node);
 done_testing();

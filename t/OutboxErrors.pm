@@ -11,6 +11,7 @@ package OutboxErrors;
 use Carp;
 use Exporter 'import';
 use OutboxTest;
+use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
@@ -32,14 +33,15 @@ sub positive
 	return qq({"stream":"$stream","seq":7});
 }
 
-# Answers each message to the subject with a text, or, without one, keeps silent.
+# Answers each message to the subject with a text, or, without one, keeps silent. What
+# arrives goes to a file: a pipe that nobody reads would fill up and stop it.
 sub respond
 {
 	my ($nats, $subject, $reply) = @_;
-	my $out = '';
+	my $file = PostgreSQL::Test::Utils::tempdir('arrivals') . '/list';
 
-	return { out => \$out,
-		run => $nats->start_tool(\$out, 'respond', $subject, defined $reply ? ('--reply', $reply) : ()) };
+	return { file => $file,
+		run => $nats->start_tool($file, 'respond', $subject, defined $reply ? ('--reply', $reply) : ()) };
 }
 
 sub stop_responding
@@ -55,8 +57,7 @@ sub arrivals
 {
 	my ($responder) = @_;
 
-	$responder->{run}->pump_nb if $responder->{run}->pumpable;
-	return map { [ (split(/\t/, $_, -1))[ 0 .. 2 ] ] } split(/\n/, ${ $responder->{out} });
+	return map { [ (split(/\t/, $_, -1))[ 0 .. 2 ] ] } split(/\n/, slurp_file($responder->{file}));
 }
 
 # Of this database: { unknown => 0, ... }

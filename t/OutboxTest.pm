@@ -308,8 +308,8 @@ sub tool
 }
 
 # For a command that goes on while the test does something else, "subscribe" or "respond"
-# mostly: an IPC::Run handle; its output grows in $$out. The caller calls ->finish or
-# ->kill_kill on it.
+# mostly: an IPC::Run handle; its output grows in $$out, or in a file of that name. The
+# caller calls ->finish or ->kill_kill on it.
 sub start_tool
 {
 	my ($self, $out, @args) = @_;
