@@ -404,7 +404,8 @@ CREATE FUNCTION outbox.pause(aggregate_type text DEFAULT NULL, subject text DEFA
 RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 BEGIN
-    IF subject = '' OR subject ~ '[[:space:]]' OR subject ~ '(^|\.)(\.|$)' OR subject ~ '>.' THEN
+    IF subject = '' OR subject ~ '[[:space:]]' OR subject ~ '(^|\.)(\.|$)' OR subject ~ '>.'
+        OR subject ~ '[^.][*>]' OR subject ~ '[*][^.]' THEN
         RAISE invalid_parameter_value USING MESSAGE = format('"%s" is not a subject', subject),
             DETAIL = 'Tokens are separated by dots; "*" stands for one token, ">" as the last one for all that follow.';
     END IF;
