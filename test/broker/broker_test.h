@@ -11,8 +11,10 @@
  */
 #ifdef SANITIZED
 #define LONGEST_CALL_US 500000
+#define GRACE_MS 10000
 #else
 #define LONGEST_CALL_US 50000
+#define GRACE_MS 2000
 #endif
 #define LONGEST_LARGE_CALL_US 800000
 
