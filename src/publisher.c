@@ -81,10 +81,14 @@ outbox_publisher_start(OutboxRelay *relay)
 	outbox_publisher_configure(relay);
 }
 
+/* What log_change() has said of the connection's trouble. */
+static OutboxComplaint complaint;
+
 /* Hands the settings over; after a reload too. */
 void
 outbox_publisher_configure(OutboxRelay *relay)
 {
+	static char *url = NULL;	/* that the complaint is about */
 	char		subjects[OUTBOX_MAX_TEMPLATE + 2];
 	sigset_t	saved;
 	bool		ok;
@@ -114,6 +118,14 @@ outbox_publisher_configure(OutboxRelay *relay)
 	block_signals(&saved);
 	ok = broker_configure(relay->broker, &config);
 	restore_signals(&saved);
+	/* Other servers, another trouble. */
+	if (url == NULL || strcmp(url, outbox_nats_url) != 0)
+	{
+		outbox_complaint_begin(&complaint);
+		if (url != NULL)
+			pfree(url);
+		url = MemoryContextStrdup(TopMemoryContext, outbox_nats_url);
+	}
 	if (!ok)
 		outbox_relay_out_of_memory();
 	outbox_flow_set_max(&relay->flow, outbox_max_in_flight);
@@ -323,7 +335,6 @@ log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayStat
 static void
 log_news(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
 {
-	static OutboxComplaint complaint;
 	static int64 offline_since = 0;
 	int			failures;
 

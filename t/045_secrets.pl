@@ -87,7 +87,7 @@ sub check_hidden
 
 burst($node, $db, 'works', 10);
 ok(wait_drained($node, $db), 'the password works');
-is(own_status($node, $db)->{server}, "nats://***\@127.0.0.1:$port", 'status() shows the server without it')
+is(own_status($node, $db)->{server}, "nats://127.0.0.1:$port", 'status() shows the server without it')
   or diag(own_status($node, $db)->{server});
 burst($node, $db, 'pending', 1);
 check_hidden('connected', 0);
