@@ -97,8 +97,8 @@ $nats->tool('update', 'OUTBOX', '--max-msgs-per-subject', 3);
 row('subject full', subject => 'extra.full', class => 'stream', text => '^JetStream error 10077: maximum messages per subject exceeded',
 	heal => sub { $nats->tool('update', 'OUTBOX', '--max-msgs-per-subject', 1000) });
 
-# The broker tells it in no answer, but beside it.
-row('denied', subject => 'denied.x', class => 'unknown', text => '(?i)no acknowledgement|permission',
+# The broker tells it in no answer, but beside it: at once all the same.
+row('denied', subject => 'denied.x', class => 'stream', text => '^NATS server: .*permi',
 	heal => sub {
 		$nats->tool('update', 'OUTBOX', 'outbox.>,extra.>,none.>,other.>,denied.>');
 		$nats->write_config(authorization => 'users = [ { user: relay, password: secret } ]');
