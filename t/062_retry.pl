@@ -1,6 +1,6 @@
-# Retries and scheduled events by their times: delays within their bounds
-# whatever the settings, attempts that survive restarts and crashes, not_before to
-# the second, also over a restart, and a system clock that is set meanwhile.
+# Scheduled events and retries by their times: not_before to the second, also
+# over a restart, and a system clock that is set meanwhile. t/072 has attempts
+# that survive restarts and crashes.
 
 use strict;
 use warnings;
@@ -57,74 +57,6 @@ sub delays
 	return;
 }
 
-# A retry that waits is tried again when pauses change.
-my $pauses = 0;
-sub retry_now
-{
-	$pauses++;
-	$node->safe_psql($db, "SELECT outbox.pause(aggregate_type => 'nobody $pauses')");
-	return;
-}
-
-sub attempts_are
-{
-	my ($aggregate, $expected, $name) = @_;
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok(wait_for_query($node, $db, "SELECT attempts FROM outbox.events WHERE aggregate_id = '$aggregate' AND event_type = 'e1'", expected => $expected, timeout => 10), $name);
-}
-
-# ------------------------------------------------- attempts survive what ends
-
-my $responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
-enqueue($node, $db, 'counted', 'e1', subject => "'core.no'");
-enqueue($node, $db, 'counted', 'e2');
-attempts_are('counted', 1, 'refused once');
-is($node->safe_psql($db, q{SELECT next_attempt_at - now() BETWEEN '44 min' AND '1 h' FROM outbox.events WHERE aggregate_id = 'counted' AND event_type = 'e1'}), 't', 'the next attempt is due in an hour');
-# a new connection tries everything again
-$node->restart;
-attempts_are('counted', 2, 'again after a restart: the second attempt');
-enqueue($node, $db, 'flushes what is recorded', 'e');
-$node->stop('immediate');
-$node->start;
-attempts_are('counted', 3, 'again after a crash: the third');
-retry_now();
-attempts_are('counted', 4, 'again with new pauses: the fourth');
-is(states($node, $db, 'counted'), 'e1=pending e2=pending', 'still its aggregate waits');
-# the answer now comes from elsewhere: that one is not counted
-stop_responding($responder);
-delays('100ms', '1h'); # between attempts to connect, too
-$nats->restart;
-ok(wait_for_query($node, $db, q{SELECT last_error LIKE 'NATS server: %' FROM outbox.events WHERE aggregate_id = 'counted' AND event_type = 'e1'}, timeout => 10), 'again for a new connection, which nobody answers');
-$responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
-retry_now();
-attempts_are('counted', 5, 'the last one');
-ok(wait_until(10, sub { states($node, $db, 'counted') eq 'e1=failed e2=published' }), 'now it is a dead letter');
-is($node->safe_psql($db, q{SELECT attempts, error_code, last_error FROM outbox.dead_letters}), '5|10999|JetStream error 10999: no', 'with its attempts');
-
-# ---------------------------------------------------- bounds of the delays
-
-alter_system($node, 'outbox.max_attempts = 2147483647');
-delays('1ms', '1ms');
-enqueue($node, $db, 'bounds', 'e1', subject => "'core.no'");
-ok(wait_for_query($node, $db, q{SELECT attempts > 200 FROM outbox.events WHERE aggregate_id = 'bounds'}, timeout => 30), 'two hundred attempts');
-foreach my $case ([ '1ms', '1ms', '0 s', '1 s' ], [ '1ms', '1h', '44 min', '1 h' ], [ '1s', '1d', '17 h 59 min', '24 h' ], [ '1h', '1d', '17 h 59 min', '24 h' ], [ '1h', '1s', '0 s', '2 s' ])
-{
-	my ($base, $max, $least, $most) = @$case;
-	my $before;
-
-	delays($base, $max);
-	$before = $node->safe_psql($db, q{SELECT attempts FROM outbox.events WHERE aggregate_id = 'bounds'});
-	retry_now();
-	ok(wait_for_query($node, $db, "SELECT attempts > $before FROM outbox.events WHERE aggregate_id = 'bounds'", timeout => 10), "$base to $max: another attempt");
-	# as it was recorded
-	is($node->safe_psql($db, "SELECT publish_state <> 'failed' AND next_attempt_at - now() <= '$most' AND (next_attempt_at - now() >= '$least' OR '$least' = '0 s') FROM outbox.events WHERE aggregate_id = 'bounds'"),
-		't', "$base to $max: the next one is due within its bounds")
-	  or diag($node->safe_psql($db, q{SELECT publish_state, next_attempt_at - now() FROM outbox.events WHERE aggregate_id = 'bounds'}));
-}
-is($node->safe_psql($db, q{SELECT count(*) FROM outbox.dead_letters}), 1, 'and no attempt is the last one');
-$node->safe_psql($db, q{SELECT outbox.discard('enough', event_id => event_id) FROM outbox.events WHERE aggregate_id = 'bounds'});
-stop_responding($responder);
 delays('100ms', '1s');
 
 # ---------------------------------------------------------------- not_before
@@ -155,7 +87,7 @@ is($node->safe_psql($db, q{SELECT string_agg(aggregate_id || ' ' || publish_stat
 
 $relay = wait_relay($node, $db);
 $when = $node->safe_psql($db, q{SELECT clock_timestamp()});
-$responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
+my $responder = respond($nats, 'core.no', refusal(400, 10999, 'no'));
 enqueue($node, $db, 'retried', 'e1', subject => "'core.no'");
 ok(wait_until(10, sub { arrivals($responder) >= 3 }), 'one is retried each second');
 enqueue($node, $db, 'hour', 'e1', not_before => "clock_timestamp() + interval '30 min'");

@@ -163,7 +163,7 @@ my $load = start_load($node, $db, rate => 200, aggregates => 20);
 my $others = start_load($node, $db, rate => 100, aggregates => 20, type => 'others');
 foreach my $round (1 .. 6)
 {
-	my $pause = (q{'load'}, 'NULL', q{NULL, subject => 'outbox.load.*7.e'}, q{NULL, subject => 'outbox.*.1.e'})[ $round % 4 ];
+	my $pause = (q{'load'}, 'NULL', q{NULL, subject => 'outbox.load.7.e'}, q{NULL, subject => 'outbox.*.1.e'})[ $round % 4 ];
 
 	is(call("pause($pause)"), 't', "load: paused ($round)");
 	ok(wait_for_query($node, $db, "SELECT count(*) > 50 FROM outbox.events WHERE created_at > (SELECT max(paused_at) FROM outbox.pauses) AND publish_state = '" . ($pause eq 'NULL' ? 'pending' : 'published') . "'", timeout => 20),
