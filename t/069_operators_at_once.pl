@@ -160,10 +160,9 @@ ok(wait_for_query($node, $db, q{SELECT bool_and(publish_state = 'published') FRO
 is($node->safe_psql($db, q{SELECT attempts FROM outbox.events WHERE aggregate_id = 'slow'}), 1, 'it still waits');
 is(scalar(arrivals($responder)), 1, 'it was sent once');
 stop_responding($responder);
-$responder = respond($nats, 'core.no', positive('OUTBOX'));
-is($node->safe_psql($db, q{SELECT outbox.pause(aggregate_type => 'nobody')}), 't', 'a pause');
-is($node->safe_psql($db, q{SELECT outbox.resume(aggregate_type => 'nobody')}), 't', 'and its end');
-all_published('slow', timeout => 10);
+is($node->safe_psql($db, q{SELECT outbox.pause(aggregate_type => 'nobody'), outbox.resume(aggregate_type => 'nobody')}), 't|t', 'a pause and its end');
+is($node->safe_psql($db, q{SELECT attempts FROM outbox.events WHERE aggregate_id = 'slow'}), 1, 'are none either');
+is($node->safe_psql($db, q{SELECT outbox.discard('enough', event_id => event_id) FROM outbox.events WHERE aggregate_id = 'slow'}), 1, 'discarded');
 alter_system($node, 'outbox.retry_base_delay = \'100ms\'', 'outbox.retry_max_delay = \'1s\'');
 
 # ------------------------------------ an announcement goes out with its verdict
