@@ -92,7 +92,7 @@ my ($port) = own_status($node, $db)->{server} =~ /:(\d+)$/;
 my ($duck) = grep { $_->port == $port } @servers;
 ok($duck, 'status() names a server of the cluster');
 kill('USR2', $duck->pid);
-ok(wait_until(60, sub { (own_status($node, $db)->{server} // '') =~ /:(\d+)$/ && $1 != $port }), 'lame duck: the relay is connected to another server');
+# that the relay moves before it is made to is tested by test/broker, with servers of their own
 goes_on('lame duck');
 $duck->stop if kill(0, $duck->pid);
 $duck->restart;

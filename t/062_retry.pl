@@ -57,6 +57,7 @@ sub delays
 	return;
 }
 
+alter_system($node, 'outbox.max_attempts = 2147483647');
 delays('100ms', '1s');
 
 # ---------------------------------------------------------------- not_before
