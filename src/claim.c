@@ -6,7 +6,6 @@
 #include "session.h"
 
 #include "catalog/pg_type.h"
-#include "common/pg_prng.h"
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
@@ -96,19 +95,6 @@ put_event(ReturnSetInfo *result, const OutboxEvent *event)
 	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 }
 
-static void
-give_failed(OutboxRelay *relay, OutboxEvent *event, const char *text)
-{
-	OutboxFailure *entry = &relay->failures[relay->failure_count++];
-
-	memset(entry, 0, sizeof(*entry));
-	entry->position = event->schedule.position;
-	entry->agg_hash = event->agg_hash;
-	entry->counted = true;
-	entry->final = event;
-	snprintf(entry->text, sizeof(entry->text), "outbox relay: %s", text);
-}
-
 /* Gives out heads that are ready, up to max. */
 static int
 give(OutboxRelay *relay, ReturnSetInfo *result, int max)
@@ -129,7 +115,7 @@ give(OutboxRelay *relay, ReturnSetInfo *result, int max)
 		}
 		if (event->broken != NULL)
 		{
-			give_failed(relay, event, event->broken);
+			outbox_outcome_add_failure(relay, event, 0, psprintf("outbox relay: %s", event->broken), outbox_clock_now())->final = event;
 			continue;
 		}
 		if (outbox_pause_holds(&relay->pauses, event->aggregate_type, event->message.subject))
@@ -283,8 +269,8 @@ outbox_fail(PG_FUNCTION_ARGS)
 	OutboxRelay *relay = outbox_session_ready(false);
 	OutboxEvent *event;
 	OutboxFailure *entry;
-	int64		base = outbox_retry_base_delay * INT64CONST(1000);
-	int64		max = outbox_retry_max_delay * INT64CONST(1000);
+	char	   *error = psprintf("outside relay: %s", text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	int64		now = outbox_clock_now();
 
 	if (relay->failure_count == OUTBOX_FAILURE_BATCH)
 		ereport(ERROR,
@@ -295,23 +281,16 @@ outbox_fail(PG_FUNCTION_ARGS)
 	event = outbox_session_take_back(PG_GETARG_INT64(0));
 	if (event == NULL)
 		PG_RETURN_BOOL(false);
-	entry = &relay->failures[relay->failure_count++];
-	memset(entry, 0, sizeof(*entry));
-	entry->position = event->schedule.position;
-	entry->agg_hash = event->agg_hash;
+	error[pg_mbcliplen(error, strlen(error), sizeof(entry->text) - 1)] = '\0';
+	entry = outbox_outcome_add_failure(relay, event, PG_GETARG_INT32(2), error, now);
 	entry->counted = PG_GETARG_BOOL(4);
-	entry->code = PG_GETARG_INT32(2);
-	snprintf(entry->text, sizeof(entry->text), "outside relay: %s", text_to_cstring(PG_GETARG_TEXT_PP(1)));
-	entry->text[pg_mbcliplen(entry->text, strlen(entry->text), sizeof(entry->text) - 1)] = '\0';
-	entry->retry_at = PG_INT64_MAX;
 	if (PG_GETARG_BOOL(3) || (entry->counted && event->attempts + 1 >= outbox_max_attempts))
 		entry->final = event;
 	else
 	{
 		int			failures = event->schedule.failures + 1;
 
-		entry->retry_at = outbox_clock_now() +
-			outbox_schedule_backoff(failures, base, max, pg_prng_double(&pg_global_prng_state));
+		entry->retry_at = outbox_outcome_retry_time(failures, now);
 		outbox_claims_release(relay, event->claim, event->schedule.position);
 		if (entry->counted)
 			outbox_schedule_postpone(relay->schedule, &event->schedule, entry->retry_at, failures);

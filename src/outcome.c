@@ -44,8 +44,9 @@ backoff(void)
 	return result;
 }
 
-static int64
-retry_time(int failures, int64 now)
+/* When to try again after so many failures in a row. */
+int64
+outbox_outcome_retry_time(int failures, int64 now)
 {
 	OutboxBackoff delays = backoff();
 
@@ -90,8 +91,8 @@ acked(OutboxRelay *relay, OutboxEvent *event, int64 now)
 }
 
 /* A place in the list of failures; the caller fills in what is its own. */
-static OutboxFailure *
-add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text, int64 now)
+OutboxFailure *
+outbox_outcome_add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text, int64 now)
 {
 	OutboxFailure *entry = &relay->failures[relay->failure_count++];
 
@@ -119,14 +120,14 @@ take_back(OutboxRelay *relay, const OutboxEvent *event)
 static void
 refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code, const char *text, int64 now)
 {
-	OutboxFailure *entry = add_failure(relay, event, code, text, now);
+	OutboxFailure *entry = outbox_outcome_add_failure(relay, event, code, text, now);
 
 	if (class == OUTBOX_ERROR_PERMANENT || event->attempts + 1 >= outbox_max_attempts)
 	{
 		entry->final = event;
 		return;
 	}
-	entry->retry_at = retry_time(event->schedule.failures + 1, now);
+	entry->retry_at = outbox_outcome_retry_time(event->schedule.failures + 1, now);
 	take_back(relay, event);
 	outbox_schedule_postpone(relay->schedule, &event->schedule, entry->retry_at, event->schedule.failures + 1);
 }
@@ -135,7 +136,7 @@ refused(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 static void
 put_off(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code, const char *text, int64 now)
 {
-	int64		retry_at = retry_time(event->schedule.failures + 1, now);
+	int64		retry_at = outbox_outcome_retry_time(event->schedule.failures + 1, now);
 
 	if (now - relay->notes_from >= USECS_PER_SEC)
 	{
@@ -144,7 +145,7 @@ put_off(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 	}
 	if (class == OUTBOX_ERROR_STREAM && relay->notes_made < NOTES_PER_SECOND)
 	{
-		OutboxFailure *entry = add_failure(relay, event, code, text, now);
+		OutboxFailure *entry = outbox_outcome_add_failure(relay, event, code, text, now);
 
 		entry->counted = false;
 		entry->retry_at = retry_at;

@@ -191,6 +191,9 @@ extern void outbox_store_advance_watermark(OutboxRelay *relay);
 extern void outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now);
 extern void outbox_outcome_refused(OutboxRelay *relay, OutboxEvent *event, int code, const char *text, int64 now);
 extern bool outbox_outcome_has_room(const OutboxRelay *relay);
+extern int64 outbox_outcome_retry_time(int failures, int64 now);
+extern OutboxFailure *outbox_outcome_add_failure(OutboxRelay *relay, const OutboxEvent *event, int code, const char *text,
+												 int64 now);
 
 /* publisher.c */
 extern void outbox_publisher_start(OutboxRelay *relay);
