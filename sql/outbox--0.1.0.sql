@@ -279,6 +279,29 @@ COMMENT ON VIEW outbox.blocked_aggregates IS
 CREATE FUNCTION outbox.tell_relays() RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_tell_relays';
 COMMENT ON FUNCTION outbox.tell_relays() IS 'when the transaction commits, relays look at outbox.request and outbox.pauses';
 
+-- The positions of the dead letters that redrive() and discard() mean; NULL leaves an argument out.
+CREATE FUNCTION outbox.chosen_dead_letters(
+    event_id uuid, aggregate_type text, aggregate_id text, event_type text,
+    error_code integer, failed_after timestamptz, failed_before timestamptz, max_events bigint)
+RETURNS SETOF bigint LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+BEGIN
+    IF max_events < 0 THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'max_events must not be negative';
+    END IF;
+    RETURN QUERY
+        SELECT d.position FROM outbox.dead_letters d
+        WHERE (event_id IS NULL OR d.event_id = event_id)
+          AND (aggregate_type IS NULL OR d.aggregate_type = aggregate_type)
+          AND (aggregate_id IS NULL OR d.aggregate_id = aggregate_id)
+          AND (event_type IS NULL OR d.event_type = event_type)
+          AND (error_code IS NULL OR d.error_code = error_code)
+          AND (failed_after IS NULL OR d.failed_at >= failed_after)
+          AND (failed_before IS NULL OR d.failed_at < failed_before)
+        ORDER BY d.position LIMIT max_events;
+END $$;
+COMMENT ON FUNCTION outbox.chosen_dead_letters IS 'the positions of the dead letters that match all arguments given';
+
 CREATE FUNCTION outbox.redrive(
     event_id uuid DEFAULT NULL, aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL, event_type text DEFAULT NULL,
     error_code integer DEFAULT NULL, failed_after timestamptz DEFAULT NULL, failed_before timestamptz DEFAULT NULL,
@@ -290,26 +313,11 @@ DECLARE
     positions bigint[];
     redriven bigint;
 BEGIN
-    IF max_events < 0 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'max_events must not be negative';
-    END IF;
-    WITH chosen AS MATERIALIZED (
-        SELECT d.position AS pos, d.agg_hash AS agg, d.state AS was
-        FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position
-        WHERE d.state IN ('f', 'b', 'p')
-          AND (event_id IS NULL OR l.event_id = event_id)
-          AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
-          AND (aggregate_id IS NULL OR l.aggregate_id = aggregate_id)
-          AND (event_type IS NULL OR l.event_type = event_type)
-          AND (error_code IS NULL OR d.last_code = error_code)
-          AND (failed_after IS NULL OR d.failed_at >= failed_after)
-          AND (failed_before IS NULL OR d.failed_at < failed_before)
-        ORDER BY d.position LIMIT max_events
-    )
-    SELECT array_agg(DISTINCT agg) FILTER (WHERE was = 'p'), array_agg(pos) INTO parked, positions FROM chosen;
-    IF positions IS NULL THEN
+    positions := ARRAY(SELECT outbox.chosen_dead_letters(event_id, aggregate_type, aggregate_id, event_type, error_code, failed_after, failed_before, max_events));
+    IF positions = '{}' THEN
         RETURN 0;
     END IF;
+    parked := ARRAY(SELECT DISTINCT d.agg_hash FROM outbox.delivery d WHERE d.position = ANY (positions) AND d.state = 'p');
     -- A parked aggregate comes back as a whole. All rows are locked in one order, or two calls at once might deadlock.
     SELECT array_agg(pos) INTO positions
     FROM (SELECT d.position AS pos FROM outbox.delivery d
@@ -322,7 +330,7 @@ BEGIN
         RETURNING d.position AS pos, d.agg_hash AS agg
     ), asked AS (
         INSERT INTO outbox.request (kind, agg_hash, position)
-        SELECT 'r', agg, pos FROM changed WHERE agg = ANY (parked) IS NOT TRUE
+        SELECT 'r', agg, pos FROM changed WHERE agg <> ALL (parked)
         UNION ALL
         SELECT 'p', agg, min(pos) FROM changed WHERE agg = ANY (parked) GROUP BY agg
     )
@@ -343,32 +351,23 @@ CREATE FUNCTION outbox.discard(
 RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
+    positions bigint[];
     dead bigint;
     pending bigint := 0;
 BEGIN
     IF coalesce(reason, '') = '' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a reason must be given', DETAIL = 'It is recorded with the event.';
     END IF;
-    IF max_events < 0 THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'max_events must not be negative';
-    END IF;
     IF num_nonnulls(event_id, aggregate_type, aggregate_id, event_type, error_code, failed_after, failed_before) = 0 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'no events are named',
             HINT = 'Give an event_id, an aggregate, an event type, an error code or a time range.';
     END IF;
+    positions := ARRAY(SELECT outbox.chosen_dead_letters(event_id, aggregate_type, aggregate_id, event_type, error_code, failed_after, failed_before, max_events));
     WITH chosen AS MATERIALIZED (
         SELECT d.position AS pos, d.agg_hash AS agg, d.state AS was
-        FROM outbox.delivery d JOIN outbox.log l ON l.position = d.position
-        WHERE d.state IN ('f', 'b', 'p')
-          AND (event_id IS NULL OR l.event_id = event_id)
-          AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
-          AND (aggregate_id IS NULL OR l.aggregate_id = aggregate_id)
-          AND (event_type IS NULL OR l.event_type = event_type)
-          AND (error_code IS NULL OR d.last_code = error_code)
-          AND (failed_after IS NULL OR d.failed_at >= failed_after)
-          AND (failed_before IS NULL OR d.failed_at < failed_before)
-        ORDER BY d.position LIMIT max_events
-        FOR UPDATE OF d
+        FROM outbox.delivery d
+        WHERE d.state IN ('f', 'b', 'p') AND d.position = ANY (positions)
+        ORDER BY d.position FOR UPDATE
     ), changed AS (
         UPDATE outbox.delivery d
         SET state = 'x', next_attempt_at = NULL, discarded_at = pg_catalog.clock_timestamp(), discarded_by = session_user, discard_reason = reason

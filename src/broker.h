@@ -32,6 +32,7 @@ typedef struct BrokerConfig
 {
 	const char *url;			/* one or several nats:// or tls:// URLs, comma-separated; user,
 								 * password or token in them are percent-encoded */
+	const char *login_file;		/* NULL or "": none; with user:password or a token, for URLs without */
 	const char *credentials_file;	/* NULL or "": none (a .creds file) */
 	const char *nkey_seed_file; /* NULL or "": none; excludes credentials_file */
 	const char *tls_ca_file;	/* NULL or "": the system's */

@@ -66,13 +66,19 @@ typedef struct BrokerPost
 	int			wake_fd;		/* eventfd */
 } BrokerPost;
 
-/* One entry of the list of URLs. Credentials are as JSON strings want them. */
-typedef struct BrokerServer
+/* As JSON strings want them. All NULL: none. */
+typedef struct BrokerLogin
 {
-	char	   *url;			/* scheme, host and port: nothing to hide */
 	char	   *user;			/* with password, or both NULL */
 	char	   *password;
 	char	   *token;			/* or NULL */
+} BrokerLogin;
+
+/* One entry of the list of URLs. */
+typedef struct BrokerServer
+{
+	char	   *url;			/* scheme, host and port: nothing to hide */
+	BrokerLogin	login;
 } BrokerServer;
 
 /* An immutable copy of a BrokerConfig; no string in config is NULL. */
@@ -82,7 +88,7 @@ typedef struct BrokerSettings
 	BrokerConfig config;
 	BrokerServer *servers;
 	int			server_count;
-	const BrokerServer *first_credentials;	/* for those that have none; may be NULL */
+	const BrokerLogin *first_login; /* for those that have none; may be NULL */
 	bool		tls_wanted;		/* by the scheme of any */
 } BrokerSettings;
 
@@ -324,6 +330,12 @@ extern bool broker_settings_equal(const BrokerSettings *settings, const BrokerCo
 
 /* broker_nkey.c */
 extern bool broker_nkey_public(const char *seed_file, char public[BROKER_NKEY_SIZE], char *error);
+
+/* broker_login.c */
+extern bool broker_login_given(const BrokerLogin *login);
+extern bool broker_login_parse(BrokerLogin *login, const char *text, size_t len, bool percent_encoded);
+extern bool broker_login_read(BrokerLogin *login, const char *path, char *error);
+extern void broker_login_wipe(BrokerLogin *login);
 
 /* broker_options.c */
 extern natsOptions *broker_options_create(const BrokerSettings *settings, const BrokerServer *server,

@@ -79,6 +79,7 @@ check_settings(const BrokerConfig *config, char *error)
 		return false;
 	}
 	return check_file(config->credentials_file, "outbox.credentials_file", true, error) &&
+		check_file(config->login_file, "outbox.login_file", true, error) &&
 		check_file(config->nkey_seed_file, "outbox.nkey_seed_file", true, error) &&
 		check_file(config->tls_ca_file, "outbox.tls_ca_file", false, error) &&
 		check_file(config->tls_cert_file, "outbox.tls_cert_file", false, error) &&
@@ -136,17 +137,13 @@ broker_options_error(const BrokerSettings *settings, natsStatus status, char *er
 }
 
 static natsStatus
-set_user(natsOptions *options, const BrokerSettings *settings, const BrokerServer *server)
+set_login(natsOptions *options, const BrokerLogin *login)
 {
-	const BrokerServer *from = server;
-
-	if (server->user == NULL && server->token == NULL)
-		from = settings->first_credentials;
-	if (from == NULL)
-		return NATS_OK;
-	if (from->token != NULL)
-		return natsOptions_SetToken(options, from->token);
-	return natsOptions_SetUserInfo(options, from->user, from->password);
+	if (login->token != NULL)
+		return natsOptions_SetToken(options, login->token);
+	if (login->user != NULL)
+		return natsOptions_SetUserInfo(options, login->user, login->password);
+	return NATS_OK;
 }
 
 static natsStatus
@@ -183,16 +180,16 @@ set_tls(natsOptions *options, const BrokerSettings *settings)
 }
 
 static natsStatus
-set_options(natsOptions *options, const BrokerSettings *settings, const BrokerServer *server,
+set_options(natsOptions *options, const BrokerSettings *settings, const char *url, const BrokerLogin *login,
 			const char *public_key)
 {
 	const BrokerConfig *config = &settings->config;
-	natsStatus	status = natsOptions_SetURL(options, server->url);
+	natsStatus	status = natsOptions_SetURL(options, url);
 
 	if (status == NATS_OK && config->client_name[0] != '\0')
 		status = natsOptions_SetName(options, config->client_name);
 	if (status == NATS_OK)
-		status = set_user(options, settings, server);
+		status = set_login(options, login);
 	if (status == NATS_OK)
 		status = set_key(options, config, public_key);
 	if (status == NATS_OK)
@@ -215,6 +212,8 @@ broker_options_create(const BrokerSettings *settings, const BrokerServer *server
 {
 	const BrokerConfig *config = &settings->config;
 	natsOptions *options = NULL;
+	const BrokerLogin *login = &server->login;
+	BrokerLogin	from_file = {0};
 	char		public_key[BROKER_NKEY_SIZE] = "";
 	natsStatus	status;
 
@@ -224,9 +223,18 @@ broker_options_create(const BrokerSettings *settings, const BrokerServer *server
 	if (config->nkey_seed_file[0] != '\0' &&
 		!broker_nkey_public(config->nkey_seed_file, public_key, error))
 		return NULL;
+	if (!broker_login_given(login) && settings->first_login != NULL)
+		login = settings->first_login;
+	else if (!broker_login_given(login) && config->login_file[0] != '\0')
+	{
+		if (!broker_login_read(&from_file, config->login_file, error))
+			return NULL;
+		login = &from_file;
+	}
 	status = natsOptions_Create(&options);
 	if (status == NATS_OK)
-		status = set_options(options, settings, server, public_key);
+		status = set_options(options, settings, server->url, login, public_key);
+	broker_login_wipe(&from_file);
 	if (status == NATS_OK)
 		return options;
 	broker_options_error(settings, status, error);

@@ -4,9 +4,7 @@
  *	  one server each, with credentials apart from the address.
  *
  * Credentials never stay in an address that the library, a status or a log may
- * show. They are percent-decoded here, because libnats does so only from 3.10 on;
- * what isn't an escape of two hexadecimal digits stays as it is. A URL without
- * credentials takes those of the first URL that has some.
+ * show. A URL without credentials takes those of the first URL that has some.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE				/* memrchr, asprintf */
@@ -28,65 +26,6 @@ copy_string(const char *string, bool *ok)
 	return copy;
 }
 
-static int
-hex_value(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	if (c >= 'A' && c <= 'F')
-		return c - 'A' + 10;
-	return -1;
-}
-
-/*
- * Decodes %XX and writes what JSON needs escaped as JSON does: the library puts
- * users and passwords into its CONNECT line as they are. NULL: out of memory.
- */
-static char *
-decode_credential(const char *text, size_t len)
-{
-	char	   *decoded = malloc(6 * len + 1);
-	char	   *used = decoded;
-
-	if (decoded == NULL)
-		return NULL;
-	for (size_t i = 0; i < len; i++)
-	{
-		int			c = (unsigned char) text[i];
-
-		if (c == '%' && len - i > 2 && hex_value(text[i + 1]) >= 0 && hex_value(text[i + 2]) >= 0)
-		{
-			c = hex_value(text[i + 1]) * 16 + hex_value(text[i + 2]);
-			i += 2;
-		}
-		if (c == '"' || c == '\\')
-			*used++ = '\\';
-		if (c < 0x20)
-			used += sprintf(used, "\\u%04x", (unsigned int) c);
-		else
-			*used++ = (char) c;
-	}
-	*used = '\0';
-	return decoded;
-}
-
-/* "user:password" or "token". */
-static bool
-read_credentials(BrokerServer *server, const char *text, size_t len)
-{
-	const char *colon = memchr(text, ':', len);
-
-	if (len == 0)
-		return true;
-	if (colon == NULL)
-		return (server->token = decode_credential(text, len)) != NULL;
-	server->user = decode_credential(text, (size_t) (colon - text));
-	server->password = decode_credential(colon + 1, len - (size_t) (colon + 1 - text));
-	return server->user != NULL && server->password != NULL;
-}
-
 /* Takes one URL apart; without a scheme it is nats://. */
 static bool
 read_url(BrokerServer *server, const char *url, size_t len)
@@ -100,7 +39,7 @@ read_url(BrokerServer *server, const char *url, size_t len)
 
 	if (sign != NULL)
 	{
-		if (!read_credentials(server, host, (size_t) (sign - host)))
+		if (!broker_login_parse(&server->login, host, (size_t) (sign - host), true))
 			return false;
 		rest -= (size_t) (sign + 1 - host);
 		host = sign + 1;
@@ -142,9 +81,9 @@ share_credentials(BrokerSettings *settings)
 	{
 		const BrokerServer *server = &settings->servers[i];
 
-		if (server->user != NULL || server->token != NULL)
+		if (broker_login_given(&server->login))
 		{
-			settings->first_credentials = server;
+			settings->first_login = &server->login;
 			return;
 		}
 	}
@@ -156,6 +95,7 @@ settings_free(BrokerSettings *settings)
 	BrokerConfig *config = &settings->config;
 
 	free((char *) config->url);
+	free((char *) config->login_file);
 	free((char *) config->credentials_file);
 	free((char *) config->nkey_seed_file);
 	free((char *) config->tls_ca_file);
@@ -168,9 +108,7 @@ settings_free(BrokerSettings *settings)
 	for (int i = 0; i < settings->server_count; i++)
 	{
 		free(settings->servers[i].url);
-		free(settings->servers[i].user);
-		free(settings->servers[i].password);
-		free(settings->servers[i].token);
+		broker_login_wipe(&settings->servers[i].login);
 	}
 	free(settings->servers);
 	free(settings);
@@ -187,6 +125,7 @@ broker_settings_create(const BrokerConfig *config)
 	atomic_init(&settings->holders, 1);
 	settings->config = *config;
 	settings->config.url = copy_string(config->url, &ok);
+	settings->config.login_file = copy_string(config->login_file, &ok);
 	settings->config.credentials_file = copy_string(config->credentials_file, &ok);
 	settings->config.nkey_seed_file = copy_string(config->nkey_seed_file, &ok);
 	settings->config.tls_ca_file = copy_string(config->tls_ca_file, &ok);
@@ -231,6 +170,7 @@ broker_settings_equal(const BrokerSettings *settings, const BrokerConfig *config
 	const BrokerConfig *mine = &settings->config;
 
 	return same_string(mine->url, config->url) &&
+		same_string(mine->login_file, config->login_file) &&
 		same_string(mine->credentials_file, config->credentials_file) &&
 		same_string(mine->nkey_seed_file, config->nkey_seed_file) &&
 		same_string(mine->tls_ca_file, config->tls_ca_file) &&

@@ -26,6 +26,7 @@ PG_MODULE_MAGIC;
 
 char	   *outbox_nats_url;
 char	   *outbox_credentials_file;
+char *outbox_login_file;
 char	   *outbox_nkey_seed_file;
 char	   *outbox_inbox_prefix;
 char	   *outbox_tls_ca_file;
@@ -153,6 +154,9 @@ define_connection_settings(void)
 	DefineCustomStringVariable("outbox.nats_url", "NATS servers to publish to.",
 							   "Comma-separated nats:// or tls:// URLs; they may contain user and password, or a token, percent-encoded.",
 							   &outbox_nats_url, "nats://127.0.0.1:4222", PGC_SUSET, secret, check_nats_url, NULL, NULL);
+	DefineCustomStringVariable("outbox.login_file", "File with \"user:password\" or a token, for URLs that contain none.",
+							   "Its first line, as it is, not percent-encoded. Read again at every connection attempt.",
+							   &outbox_login_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.credentials_file", "NATS credentials file (.creds) with user JWT and key.",
 							   "Read again at every connection attempt.",
 							   &outbox_credentials_file, "", PGC_SUSET, secret, NULL, NULL, NULL);

@@ -207,6 +207,7 @@ typedef enum OutboxPoisonPolicy
 /* Settings, outbox.c; each is described where it is defined. */
 extern char *outbox_nats_url;
 extern char *outbox_credentials_file;
+extern char *outbox_login_file;
 extern char *outbox_nkey_seed_file;
 extern char *outbox_inbox_prefix;
 extern char *outbox_tls_ca_file;

@@ -95,6 +95,7 @@ outbox_publisher_configure(OutboxRelay *relay)
 	BrokerConfig config = {
 		.url = outbox_nats_url,
 		.credentials_file = outbox_credentials_file,
+		.login_file = outbox_login_file,
 		.nkey_seed_file = outbox_nkey_seed_file,
 		.tls_ca_file = outbox_tls_ca_file,
 		.tls_cert_file = outbox_tls_cert_file,
@@ -424,6 +425,7 @@ outbox_publisher_report(OutboxRelay *relay)
 	BrokerStatus broker;
 	OutboxRelayState before = relay->self->status.state;
 	OutboxRelayState state;
+	bool		is_new_connection;
 	sigset_t	saved;
 
 	block_signals(&saved);
@@ -432,14 +434,16 @@ outbox_publisher_report(OutboxRelay *relay)
 	pg_atomic_write_u64(&relay->self->in_flight, broker.in_flight);
 
 	state = relay_state(relay, &broker);
-	if (broker.connects != connects)
-	{
+	is_new_connection = broker.connects != connects;
+	connects = broker.connects;
+	if (is_new_connection)
 		outbox_flow_reset(&relay->flow, outbox_max_in_flight);
-		connects = broker.connects;
-	}
 	log_news(relay, &broker, state);
+	/* From a server in lame duck mode to another one: no other state was seen in between. */
+	if (is_new_connection && state == OUTBOX_RELAY_ACTIVE && state == before)
+		log_change(relay, &broker, state, 0);
 	warn_of_stream(&broker);
-	if (state == before && broker.state == shown_state && strcmp(broker.text, shown_text) == 0)
+	if (state == before && broker.state == shown_state && strcmp(broker.text, shown_text) == 0 && !is_new_connection)
 		return;
 	shown_state = broker.state;
 	strlcpy(shown_text, broker.text, sizeof(shown_text));

@@ -91,8 +91,10 @@ foreach my $i (1 .. $ENV{CLUSTER_KILLS} // 3)
 my ($port) = own_status($node, $db)->{server} =~ /:(\d+)$/;
 my ($duck) = grep { $_->port == $port } @servers;
 ok($duck, 'status() names a server of the cluster');
+my $mark = log_mark($node);
 kill('USR2', $duck->pid);
-# that the relay moves before it is made to is tested by test/broker, with servers of their own
+ok(wait_until(20, sub { (own_status($node, $db)->{server} // '') =~ /:(\d+)$/ && $1 != $port }), 'lame duck: status() names another server');
+ok(log_lines($node, $mark, qr/publishes to stream "OUTBOX" at /), 'lame duck: ... and so does the log');
 goes_on('lame duck');
 $duck->stop if kill(0, $duck->pid);
 $duck->restart;

@@ -39,6 +39,7 @@ my %setting = (
 		valid => [ $proxy[1]->url, $proxy[0]->url . ',' . $proxy[1]->url ],
 		effect => sub { wait_until(2, sub { (own_status($node, $db)->{server} // '') eq $proxy[1]->url }) },
 	},
+	login_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/could not read outbox\.login_file/) } },
 	credentials_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/could not read outbox\.credentials_file/) } },
 	nkey_seed_file => { context => 'superuser', valid => [ '/does/not/exist', '/neither' ], effect => sub { unusable(qr/could not read outbox\.nkey_seed_file/) } },
 	# what the server replies to, and nobody sees

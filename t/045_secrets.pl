@@ -28,7 +28,7 @@ outbox.connect_timeout = 1s
 outbox.retry_base_delay = 50ms
 outbox.retry_max_delay = 200ms
 CONF
-my @hidden = qw(nats_url credentials_file tls_ca_file tls_cert_file tls_key_file);
+my @hidden = qw(nats_url login_file credentials_file tls_ca_file tls_cert_file tls_key_file);
 # each secret of this file contains it, encoded, decoded or as it is
 my $secret = qr/s3cr/i;
 
@@ -136,12 +136,22 @@ append_to_file($node->data_dir . '/postgresql.conf', $conf);
 $node->reload;
 ok(wait_drained($node, $db), 'the first URL: everything is published');
 
-# The postmaster announces a change of any setting with its value.
-TODO:
-{
-	local $TODO = 'the postmaster logs the new value of a changed setting, see docs/secrets.md';
-	is(scalar(log_lines($node, 0, qr/parameter "outbox\.nats_url" changed to ".*S3cr/)), 0, 'a changed URL isn\'t in the log');
-}
+# The postmaster announces a change of any setting with its value: a password in a file stays out of it.
+my $login = PostgreSQL::Test::Utils::tempdir('login') . '/login';
+append_to_file($login, "svc:S3cretButWrong\n");
+chmod(0600, $login);
+$mark = log_mark($node);
+alter_system($node, "outbox.nats_url = 'nats://127.0.0.1:" . $nats->port . "'", "outbox.login_file = '$login'");
+ok(wait_state($node, $db, 'not connected'), 'login file: a wrong password');
+ok(wait_until(10, sub { log_lines($node, $mark, qr/LOG: .*outbox relay is not connected to NATS/) }), 'login file: ... and the log says so');
+check_hidden('login file', $mark);
+is(scalar(log_lines($node, $mark, qr/S3cret/)), 0, 'login file: no line of the log has it');
+unlink($login);
+append_to_file($login, $nats->{user} . ':' . $nats->{password} . "\n");
+chmod(0600, $login);
+ok(wait_state($node, $db, 'active'), 'login file: the right password, with nothing to reload');
+$node->safe_psql($db, 'ALTER SYSTEM RESET ALL');
+$node->reload;
 
 # --------------------------------------------- a credentials file that is no good
 

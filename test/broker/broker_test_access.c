@@ -217,6 +217,47 @@ test_users(void)
 	server_kill(&server);
 }
 
+/* The same from a file, where it isn't percent-encoded. */
+static void
+test_login_file(void)
+{
+	BrokerConfig config = base_config(&server);
+	Broker	   *broker = broker_create();
+	char		path[128];
+	char		url[128];
+
+	server_configure(&server, "authorization { users: ["
+					 "{ user: relay, password: \"p@ss:%41\\\"\" }, { user: other, password: other }] }");
+	server_start(&server);
+	snprintf(path, sizeof(path), "%s/login", server.folder);
+	config.login_file = path;
+	tally_reset();
+	broker_configure(broker, &config);
+	ok(wait_text(broker, BROKER_OFFLINE, "outbox.login_file: No such file", 5000), "login file: none");
+	write_file(path, 0600, "\nrelay:relay\n");
+	ok(wait_text(broker, BROKER_OFFLINE, "outbox.login_file has no line", 5000), "login file: an empty line");
+	write_file(path, 0644, "relay:p@ss:%%41\"\n");
+	ok(wait_text(broker, BROKER_OFFLINE, "outbox.login_file is accessible", 5000), "login file: one that others can read");
+	chmod(path, 0600);
+	ok(works(broker), "login file: user and password");
+	write_file(path, 0600, "relay:wrong");
+	snprintf(url, sizeof(url), "nats://127.0.0.1:%d,nats://other:other@127.0.0.1:1", server.port);
+	config.url = url;
+	broker_configure(broker, &config);
+	ok(works(broker), "login file: not for who has a login in the URLs");
+
+	server_kill(&server);
+	server_configure(&server, "authorization { token: \"t%k,n\" }");
+	server_start(&server);
+	config.url = base_config(&server).url;
+	broker_configure(broker, &config);
+	ok(wait_text(broker, BROKER_OFFLINE, "uthorization", 5000), "login file: a wrong password");
+	write_file(path, 0600, "t%%k,n\r\n");
+	ok(works(broker), "login file: a token, taken up by itself");
+	broker_destroy(broker, 2000);
+	server_kill(&server);
+}
+
 static void
 test_new_password(void)
 {
@@ -394,6 +435,7 @@ test_access(void)
 	test_denied();
 	test_mute_reply();
 	test_users();
+	test_login_file();
 	test_new_password();
 	test_nkey();
 	test_jwt();

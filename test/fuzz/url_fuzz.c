@@ -67,8 +67,8 @@ check_server(const char *url, const BrokerServer *server)
 
 	property(strncmp(server->url, url, scheme) == 0);
 	property(strcmp(server->url + scheme, host) == 0);
-	property((server->user != NULL) == has_colon && (server->password != NULL) == has_colon);
-	property((server->token != NULL) == (has_credentials && !has_colon));
+	property((server->login.user != NULL) == has_colon && (server->login.password != NULL) == has_colon);
+	property((server->login.token != NULL) == (has_credentials && !has_colon));
 }
 
 static void

@@ -34,6 +34,7 @@ volatile sig_atomic_t postmaster_possibly_dead;
 /* outbox.c's. */
 char	   *outbox_nats_url = "nats://simulation";
 char	   *outbox_credentials_file = "";
+char	   *outbox_login_file = "";
 char	   *outbox_nkey_seed_file = "";
 char	   *outbox_inbox_prefix = "";
 char	   *outbox_tls_ca_file = "";
