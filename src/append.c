@@ -29,23 +29,39 @@
 #define HASH_SEED_AGGREGATE UINT64CONST(0x6F7574626F782D61)
 #define HASH_SEED_EVENT_ID UINT64CONST(0x6F7574626F782D65)
 
+struct OutboxAppend
+{
+	const OutboxCatalog *catalog;
+	OutboxDatabase *database;	/* NULL: not preloaded */
+	OutboxOnConflict on_conflict;
+	OutboxWriter writer;
+};
+
 typedef struct Key
 {
 	uint64		key;
-	const OutboxNewEvent *event;	/* one that asks for it */
+	int			event;			/* number of one that asks for it */
 	bool		is_event_id;
 } Key;
 
-static uint64
-hash_text(const char *text, uint64 seed)
+/* To tell whom a key belongs to, when somebody waits for it. */
+typedef struct KeyContext
 {
-	return hash_bytes_extended((const unsigned char *) text, strlen(text), seed);
+	const Key  *keys;
+	OutboxNameEvent name_event;
+	void	   *arg;
+} KeyContext;
+
+static uint64
+hash_text(const char *text, int len, uint64 seed)
+{
+	return hash_bytes_extended((const unsigned char *) text, len, seed);
 }
 
 static uint64
-aggregate_hash(const OutboxNewEvent *event)
+aggregate_hash(const char *type, int type_len, const char *id, int id_len)
 {
-	return hash_text(event->aggregate_id, hash_text(event->aggregate_type, HASH_SEED_AGGREGATE));
+	return hash_text(id, id_len, hash_text(type, type_len, HASH_SEED_AGGREGATE));
 }
 
 PG_FUNCTION_INFO_V1(outbox_aggregate_hash);
@@ -54,12 +70,11 @@ PG_FUNCTION_INFO_V1(outbox_aggregate_hash);
 Datum
 outbox_aggregate_hash(PG_FUNCTION_ARGS)
 {
-	OutboxNewEvent event = {
-		.aggregate_type = text_to_cstring(PG_GETARG_TEXT_PP(0)),
-		.aggregate_id = text_to_cstring(PG_GETARG_TEXT_PP(1)),
-	};
+	text	   *type = PG_GETARG_TEXT_PP(0);
+	text	   *id = PG_GETARG_TEXT_PP(1);
 
-	PG_RETURN_INT64((int64) aggregate_hash(&event));
+	PG_RETURN_INT64((int64) aggregate_hash(VARDATA_ANY(type), VARSIZE_ANY_EXHDR(type),
+										   VARDATA_ANY(id), VARSIZE_ANY_EXHDR(id)));
 }
 
 static int
@@ -74,12 +89,15 @@ compare_keys(const void *a, const void *b)
 static const char *
 describe_key(void *arg, int index)
 {
-	const Key  *key = &((const Key *) arg)[index];
+	const KeyContext *context = arg;
+	const Key  *key = &context->keys[index];
+	OutboxEventName name;
 
+	context->name_event(context->arg, key->event, &name);
 	if (key->is_event_id)
-		return psprintf("event_id \"%s\"",
-						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&key->event->event_id))));
-	return psprintf("events of aggregate \"%s\" of type \"%s\"", key->event->aggregate_id, key->event->aggregate_type);
+		return psprintf("event_id \"%s\"", DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(name.event_id))));
+	return psprintf("events of aggregate \"%.*s\" of type \"%.*s\"", name.aggregate_id_len, name.aggregate_id,
+					name.aggregate_type_len, name.aggregate_type);
 }
 
 /*
@@ -88,20 +106,24 @@ describe_key(void *arg, int index)
  * first did. Sorted and distinct.
  */
 static void
-lock_keys(OutboxNewEvent *events, int count)
+lock_keys(int count, OutboxNameEvent name_event, void *arg)
 {
 	Key		   *keys = palloc_extended(sizeof(Key) * count * 2, MCXT_ALLOC_HUGE);
 	uint64	   *values = palloc_extended(sizeof(uint64) * count * 2, MCXT_ALLOC_HUGE);
+	KeyContext	context = {keys, name_event, arg};
 	int			key_count = 0;
 	int			distinct = 0;
 
 	for (int i = 0; i < count; i++)
 	{
-		events[i].agg_hash = aggregate_hash(&events[i]);
-		keys[key_count++] = (Key) {events[i].agg_hash, &events[i], false};
-		if (events[i].event_id_given)
-			keys[key_count++] = (Key) {hash_bytes_extended(events[i].event_id.data, UUID_LEN, HASH_SEED_EVENT_ID),
-									   &events[i], true};
+		OutboxEventName name;
+
+		name_event(arg, i, &name);
+		keys[key_count++] = (Key) {aggregate_hash(name.aggregate_type, name.aggregate_type_len,
+												  name.aggregate_id, name.aggregate_id_len),
+								   i, false};
+		if (name.event_id != NULL)
+			keys[key_count++] = (Key) {hash_bytes_extended(name.event_id->data, UUID_LEN, HASH_SEED_EVENT_ID), i, true};
 	}
 	if (key_count > 1)
 		qsort(keys, key_count, sizeof(Key), compare_keys);
@@ -112,7 +134,7 @@ lock_keys(OutboxNewEvent *events, int count)
 		keys[distinct] = keys[i];
 		values[distinct++] = keys[i].key;
 	}
-	outbox_aggregate_lock_acquire(values, distinct, describe_key, keys);
+	outbox_aggregate_lock_acquire(values, distinct, describe_key, &context);
 	pfree(values);
 	pfree(keys);
 }
@@ -199,33 +221,6 @@ make_event_id(OutboxNewEvent *event)
 	outbox_encode_uuid7(outbox_unix_us(event->created_at), random, event->event_id.data);
 }
 
-/* Fills in what the caller left out, draws the position and inserts, unless the event_id exists. */
-static void
-append_one(OutboxWriter *writer, const OutboxCatalog *catalog, OutboxDatabase *database,
-		   OutboxNewEvent *event, OutboxOnConflict on_conflict)
-{
-	event->position = 0;
-	event->created_at = GetCurrentTimestamp();
-	if (!event->occurred_at_given)
-		event->occurred_at = event->created_at;
-	if (!event->event_id_given)
-		make_event_id(event);
-	else if (event_id_exists(catalog, &event->event_id))
-	{
-		if (on_conflict == OUTBOX_CONFLICT_RETURN)
-			return;
-		ereport(ERROR,
-				(errcode(ERRCODE_UNIQUE_VIOLATION),
-				 errmsg("event_id \"%s\" exists already",
-						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&event->event_id)))),
-				 errhint("To enqueue an event at most once under an id of yours, pass on_conflict => 'return'.")));
-	}
-
-	event->position = outbox_feed_next_position(database, catalog->sequence);
-	event->follows = database == NULL ? 0 : outbox_aggregate_lock_note_position(event->agg_hash, event->position);
-	insert_row(writer, event);
-}
-
 static void
 warn_not_preloaded(void)
 {
@@ -241,40 +236,99 @@ warn_not_preloaded(void)
 }
 
 /*
- * Adds checked events in the order given; fills in position (0 where the
- * event_id existed and on_conflict lets it pass), event_id and times. Called
- * with an active snapshot.
+ * Begins to add events: of all of them, whatever is to be locked is locked here,
+ * in one order. Called with an active snapshot; memory is the caller's context's.
  */
-void
-outbox_log_append(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict)
+OutboxAppend *
+outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnConflict on_conflict)
 {
-	const OutboxCatalog *catalog;
-	OutboxDatabase *database;
-	OutboxWriter writer;
+	OutboxAppend *append = palloc(sizeof(OutboxAppend));
 
 	PreventCommandIfReadOnly("outbox.enqueue()");
 	PreventCommandIfParallelMode("outbox.enqueue()");
-	if (count == 0)
-		return;
-
-	catalog = outbox_database_catalog(false);
-	database = outbox_database_attach(catalog);
-	if (database == NULL)
+	append->on_conflict = on_conflict;
+	append->catalog = outbox_database_catalog(false);
+	append->database = outbox_database_attach(append->catalog);
+	if (append->database == NULL)
 		warn_not_preloaded();
-	outbox_backlog_check(database);
+	outbox_backlog_check(append->database);
 
 	(void) GetTopTransactionId();
-	lock_keys(events, count);
-	if (database != NULL)
-		outbox_feed_announce(database);
+	lock_keys(count, name_event, arg);
+	if (append->database != NULL)
+		outbox_feed_announce(append->database);
+	outbox_writer_open(&append->writer, append->catalog->log[append->database == NULL ? 0 : pg_atomic_read_u32(&append->database->current_child)]);
+	return append;
+}
 
-	outbox_writer_open(&writer, catalog->log[database == NULL ? 0 : pg_atomic_read_u32(&database->current_child)]);
+/* Whether the event is in the log already; an error if that isn't to be let pass. */
+static bool
+is_repeated(OutboxAppend *append, const OutboxNewEvent *event)
+{
+	/* It may be in this call twice. */
+	outbox_writer_flush(&append->writer);
+	if (!event_id_exists(append->catalog, &event->event_id))
+		return false;
+	if (append->on_conflict != OUTBOX_CONFLICT_RETURN)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNIQUE_VIOLATION),
+				 errmsg("event_id \"%s\" exists already",
+						DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&event->event_id)))),
+				 errhint("To enqueue an event at most once under an id of yours, pass on_conflict => 'return'.")));
+	return true;
+}
+
+/*
+ * Adds a checked event, one of those that begin was told of, after those added
+ * before. Fills in position (0 if the event_id existed and on_conflict lets it
+ * pass), event_id and times. What the event points to is copied.
+ */
+void
+outbox_append_event(OutboxAppend *append, OutboxNewEvent *event)
+{
+	event->position = 0;
+	event->created_at = GetCurrentTimestamp();
+	if (!event->occurred_at_given)
+		event->occurred_at = event->created_at;
+	if (!event->event_id_given)
+		make_event_id(event);
+	else if (is_repeated(append, event))
+		return;
+
+	event->agg_hash = aggregate_hash(event->aggregate_type, strlen(event->aggregate_type),
+									 event->aggregate_id, strlen(event->aggregate_id));
+	event->position = outbox_feed_next_position(append->database, append->catalog->sequence);
+	event->follows = append->database == NULL ? 0 : outbox_aggregate_lock_note_position(event->agg_hash, event->position);
+	insert_row(&append->writer, event);
+}
+
+/* Writes what isn't written yet. */
+void
+outbox_append_end(OutboxAppend *append)
+{
+	outbox_writer_close(&append->writer);
+	pfree(append);
+}
+
+/* An OutboxNameEvent of an array of events. */
+static void
+name_of_event(void *arg, int index, OutboxEventName *name)
+{
+	const OutboxNewEvent *event = (const OutboxNewEvent *) arg + index;
+
+	*name = (OutboxEventName) {
+		event->aggregate_type, strlen(event->aggregate_type),
+		event->aggregate_id, strlen(event->aggregate_id),
+		event->event_id_given ? &event->event_id : NULL};
+}
+
+/* All of it, for events that are made and checked already. */
+void
+outbox_append_events(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict)
+{
+	OutboxAppend *append = outbox_append_begin(count, name_of_event, events, on_conflict);
+
 	for (int i = 0; i < count; i++)
-	{
-		MemoryContext caller = MemoryContextSwitchTo(GetPerTupleMemoryContext(writer.estate));
-
-		append_one(&writer, catalog, database, &events[i], on_conflict);
-		MemoryContextSwitchTo(caller);
-	}
-	outbox_writer_close(&writer);
+		outbox_append_event(append, &events[i]);
+	outbox_append_end(append);
 }

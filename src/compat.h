@@ -40,6 +40,15 @@
 #define outbox_owns_database(dboid, role) pg_database_ownercheck(dboid, role)
 #endif
 
+/* 16 added an argument for updates that only summarizing indexes must follow. */
+#if PG_VERSION_NUM >= 160000
+#define outbox_insert_index_tuples(result, slot, estate) \
+	ExecInsertIndexTuples(result, slot, estate, false, false, NULL, NIL, false)
+#else
+#define outbox_insert_index_tuples(result, slot, estate) \
+	ExecInsertIndexTuples(result, slot, estate, false, false, NULL, NIL)
+#endif
+
 /* 18 renamed the attribute of functions that don't return. */
 #if PG_VERSION_NUM >= 180000
 #define OUTBOX_NORETURN pg_noreturn

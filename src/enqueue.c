@@ -19,6 +19,7 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 
 #include "event.h"
@@ -137,7 +138,7 @@ enqueue(FunctionCallInfo fcinfo, char payload_kind)
 	pg_uuid_t  *result = palloc(sizeof(pg_uuid_t));
 
 	make_event(&event, fcinfo->args, payload_kind);
-	outbox_log_append(&event, 1, parse_on_conflict(fcinfo->args[ARG_ON_CONFLICT]));
+	outbox_append_events(&event, 1, parse_on_conflict(fcinfo->args[ARG_ON_CONFLICT]));
 	*result = event.event_id;
 	PG_RETURN_UUID_P(result);
 }
@@ -255,38 +256,78 @@ element(const Column *column, int i)
 	return result;
 }
 
-static Datum
-event_id_array(const OutboxNewEvent *events, int count)
+static void
+make_element(const Column *columns, int index, OutboxNewEvent *event)
 {
-	Datum	   *ids = palloc_extended(sizeof(Datum) * Max(count, 1), MCXT_ALLOC_HUGE);
+	NullableDatum args[ARG_EVENT_COUNT];
+
+	for (int i = 0; i < ARG_EVENT_COUNT; i++)
+		args[i] = element(&columns[i], index);
+	make_event(event, args, PAYLOAD_JSONB);
+}
+
+/* An OutboxNameEvent of arrays; arg is the columns. */
+static void
+name_element(void *arg, int index, OutboxEventName *name)
+{
+	const Column *columns = arg;
+	NullableDatum type = element(&columns[ARG_AGGREGATE_TYPE], index);
+	NullableDatum id = element(&columns[ARG_AGGREGATE_ID], index);
+	NullableDatum event_id = element(&columns[ARG_EVENT_ID], index);
+	OutboxNewEvent event;
+
+	/* For its error. */
+	if (type.isnull || id.isnull)
+		make_element(columns, index, &event);
+	*name = (OutboxEventName) {
+		VARDATA_ANY(DatumGetPointer(type.value)), VARSIZE_ANY_EXHDR(DatumGetPointer(type.value)),
+		VARDATA_ANY(DatumGetPointer(id.value)), VARSIZE_ANY_EXHDR(DatumGetPointer(id.value)),
+		event_id.isnull ? NULL : DatumGetUUIDP(event_id.value)};
+}
+
+/* Adds them one after the other, each in the same memory; ids becomes theirs. */
+static void
+append_many(Column *columns, int count, OutboxOnConflict on_conflict, pg_uuid_t *ids)
+{
+	OutboxAppend *append = outbox_append_begin(count, name_element, columns, on_conflict);
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "outbox event", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(context);
 
 	for (int i = 0; i < count; i++)
-		ids[i] = UUIDPGetDatum(&events[i].event_id);
-	return PointerGetDatum(construct_array(ids, count, UUIDOID, UUID_LEN, false, TYPALIGN_CHAR));
+	{
+		OutboxNewEvent event;
+
+		CHECK_FOR_INTERRUPTS();
+		make_element(columns, i, &event);
+		outbox_append_event(append, &event);
+		ids[i] = event.event_id;
+		MemoryContextReset(context);
+	}
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(context);
+	outbox_append_end(append);
 }
 
 Datum
 outbox_enqueue_many(PG_FUNCTION_ARGS)
 {
 	Column		columns[ARG_EVENT_COUNT];
-	OutboxNewEvent *events;
+	OutboxOnConflict on_conflict = parse_on_conflict(fcinfo->args[ARG_ON_CONFLICT]);
+	pg_uuid_t  *ids;
+	Datum	   *result;
 	int			count;
 
 	for (int i = 0; i < ARG_EVENT_COUNT; i++)
 		read_column(&columns[i], fcinfo->args[i]);
 	count = count_events(columns);
 
-	events = palloc_extended(sizeof(OutboxNewEvent) * Max(count, 1), MCXT_ALLOC_HUGE);
-	for (int e = 0; e < count; e++)
-	{
-		NullableDatum args[ARG_EVENT_COUNT];
-
-		for (int i = 0; i < ARG_EVENT_COUNT; i++)
-			args[i] = element(&columns[i], e);
-		make_event(&events[e], args, PAYLOAD_JSONB);
-	}
-	outbox_log_append(events, count, parse_on_conflict(fcinfo->args[ARG_ON_CONFLICT]));
-	PG_RETURN_DATUM(event_id_array(events, count));
+	ids = palloc_extended(sizeof(pg_uuid_t) * Max(count, 1), MCXT_ALLOC_HUGE);
+	result = palloc_extended(sizeof(Datum) * Max(count, 1), MCXT_ALLOC_HUGE);
+	if (count > 0)
+		append_many(columns, count, on_conflict, ids);
+	for (int i = 0; i < count; i++)
+		result[i] = UUIDPGetDatum(&ids[i]);
+	PG_RETURN_ARRAYTYPE_P(construct_array(result, count, UUIDOID, UUID_LEN, false, TYPALIGN_CHAR));
 }
 
 /* --------------------------------------------------- INSERT INTO events */
@@ -387,7 +428,7 @@ outbox_events_insert(PG_FUNCTION_ARGS)
 	}
 	kind = choose_payload(trigger, &args[ARG_PAYLOAD]);
 	make_event(&event, args, kind);
-	outbox_log_append(&event, 1, OUTBOX_CONFLICT_ERROR);
+	outbox_append_events(&event, 1, OUTBOX_CONFLICT_ERROR);
 	PG_RETURN_POINTER(completed_row(trigger, &event));
 }
 

@@ -36,7 +36,7 @@ typedef struct OutboxNewEvent
 	/* Filled in by outbox_event_check(). */
 	char	   *headers_text;	/* NULL: none */
 
-	/* Filled in by outbox_log_append(). */
+	/* Filled in by outbox_append_event(). */
 	uint64		agg_hash;
 	int64		follows;		/* position of the transaction's event before it in its aggregate, 0: none */
 	int64		position;		/* 0: the event_id existed, nothing was added */
@@ -63,7 +63,25 @@ outbox_unix_us(TimestampTz t)
 extern void outbox_event_check(OutboxNewEvent *event);
 extern const char *outbox_event_utf8(const char *text);
 
+/* What of an event is locked, before it is made: its aggregate, and an event_id that the caller gave. */
+typedef struct OutboxEventName
+{
+	const char *aggregate_type;	/* not terminated */
+	int			aggregate_type_len;
+	const char *aggregate_id;
+	int			aggregate_id_len;
+	const pg_uuid_t *event_id;	/* NULL: not given */
+} OutboxEventName;
+
+/* Fills in the name of event number index. */
+typedef void (*OutboxNameEvent)(void *arg, int index, OutboxEventName *name);
+
 /* append.c */
-extern void outbox_log_append(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict);
+typedef struct OutboxAppend OutboxAppend;
+
+extern OutboxAppend *outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnConflict on_conflict);
+extern void outbox_append_event(OutboxAppend *append, OutboxNewEvent *event);
+extern void outbox_append_end(OutboxAppend *append);
+extern void outbox_append_events(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict);
 
 #endif							/* OUTBOX_EVENT_H */

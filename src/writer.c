@@ -2,19 +2,26 @@
  * writer.c
  *	  Inserts rows into our own append-only tables without a plan.
  *
- * It goes through the executor's entry for replicated rows, so constraints
- * and indexes are kept; privileges are not looked at: who may reach our
- * tables is decided by EXECUTE on the functions that lead here. A table that
+ * Constraints and indexes are kept; privileges are not looked at: who may reach
+ * our tables is decided by EXECUTE on the functions that lead here. A table that
  * got triggers or row security is refused, because they would be bypassed.
+ *
+ * Rows are collected and written together, as COPY does: one WAL record for all
+ * that go onto a page.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "access/tableam.h"
+#include "access/xact.h"
 #include "executor/executor.h"
 #include "executor/tuptable.h"
 
+#include "compat.h"
 #include "writer.h"
+
+/* Rows that are this large together are written. */
+#define MAX_BYTES (64 * 1024)
 
 static void
 check_plain(Relation relation)
@@ -37,29 +44,76 @@ outbox_writer_open(OutboxWriter *writer, Oid relid)
 	writer->result = makeNode(ResultRelInfo);
 	InitResultRelInfo(writer->result, writer->relation, 0, NULL, 0);
 	ExecOpenIndices(writer->result, false);
-	writer->slot = MakeSingleTupleTableSlot(RelationGetDescr(writer->relation),
-											table_slot_callbacks(writer->relation));
+	writer->row_count = 0;
+	writer->row_bytes = 0;
+	writer->slot_count = 0;
 }
 
-/* One row; values and nulls have an entry for every column. */
+/* An empty slot; they are made as they are needed and used again after each flush. */
+static TupleTableSlot *
+next_slot(OutboxWriter *writer)
+{
+	if (writer->row_count == writer->slot_count)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(writer->estate->es_query_cxt);
+
+		writer->slots[writer->slot_count++] = table_slot_create(writer->relation, NULL);
+		MemoryContextSwitchTo(caller);
+	}
+	return writer->slots[writer->row_count];
+}
+
+/*
+ * Takes one row, which is copied; values and nulls have an entry for every
+ * column. Nobody sees it, this transaction neither, before the flush.
+ */
 void
 outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls)
 {
 	int			columns = RelationGetDescr(writer->relation)->natts;
+	TupleTableSlot *slot = next_slot(writer);
+	HeapTuple	tuple;
 
-	ExecClearTuple(writer->slot);
-	memcpy(writer->slot->tts_values, values, columns * sizeof(Datum));
-	memcpy(writer->slot->tts_isnull, nulls, columns * sizeof(bool));
-	ExecStoreVirtualTuple(writer->slot);
-	ExecSimpleRelationInsert(writer->result, writer->estate, writer->slot);
-	ResetPerTupleExprContext(writer->estate);
+	memcpy(slot->tts_values, values, columns * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, columns * sizeof(bool));
+	ExecStoreVirtualTuple(slot);
+	if (writer->relation->rd_att->constr != NULL)
+		ExecConstraints(writer->result, slot, writer->estate);
+	ExecMaterializeSlot(slot);
+	tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
+	writer->row_count++;
+	writer->row_bytes += tuple->t_len;
+	if (writer->row_count == OUTBOX_WRITER_ROWS || writer->row_bytes >= MAX_BYTES)
+		outbox_writer_flush(writer);
 }
 
-/* Closes what open opened; the table's lock is kept to the end of the transaction. */
+/* Writes the rows taken so far, in their order. */
+void
+outbox_writer_flush(OutboxWriter *writer)
+{
+	CommandId	command = GetCurrentCommandId(true);
+
+	if (writer->row_count == 1)
+		table_tuple_insert(writer->relation, writer->slots[0], command, 0, NULL);
+	else if (writer->row_count > 1)
+		table_multi_insert(writer->relation, writer->slots, writer->row_count, command, 0, NULL);
+	for (int i = 0; i < writer->row_count; i++)
+	{
+		outbox_insert_index_tuples(writer->result, writer->slots[i], writer->estate);
+		ExecClearTuple(writer->slots[i]);
+		ResetPerTupleExprContext(writer->estate);
+	}
+	writer->row_count = 0;
+	writer->row_bytes = 0;
+}
+
+/* Flushes, and closes what open opened; the table's lock is kept to the end of the transaction. */
 void
 outbox_writer_close(OutboxWriter *writer)
 {
-	ExecDropSingleTupleTableSlot(writer->slot);
+	outbox_writer_flush(writer);
+	for (int i = 0; i < writer->slot_count; i++)
+		ExecDropSingleTupleTableSlot(writer->slots[i]);
 	ExecCloseIndices(writer->result);
 	FreeExecutorState(writer->estate);
 	table_close(writer->relation, NoLock);

@@ -39,7 +39,7 @@ operators_callback(int event, void *arg)
 static void
 append(OutboxNewEvent *events, int count)
 {
-	outbox_log_append(events, count, OUTBOX_CONFLICT_ERROR);
+	outbox_append_events(events, count, OUTBOX_CONFLICT_ERROR);
 }
 
 static OutboxDatabase *

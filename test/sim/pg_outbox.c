@@ -203,6 +203,12 @@ outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *null
 		insert_ledger_row(values, nulls);
 }
 
+/* Rows are written at once. */
+void
+outbox_writer_flush(OutboxWriter *writer)
+{
+}
+
 void
 outbox_writer_close(OutboxWriter *writer)
 {
