@@ -78,15 +78,16 @@ BEGIN
     END LOOP;
 END $$;
 
--- The child with the highest generation takes new events; generation 0: unused.
+-- One row per child in use; the one with the highest generation takes new events. Without a row that is child 0: a
+-- dump brings its own rows, so the script makes none.
 CREATE TABLE outbox.ring (
-    child      smallint PRIMARY KEY CHECK (child BETWEEN 0 AND 7),
-    generation bigint   NOT NULL,
-    opened_at  timestamptz
+    child         smallint    PRIMARY KEY CHECK (child BETWEEN 0 AND 7),
+    generation    bigint      NOT NULL,
+    opened_at     timestamptz NOT NULL,
+    closed_at     timestamptz,               -- since then it takes no more events, but of transactions that were open
+    last_position bigint                     -- no event above it is in there; NULL: it may still get some
 );
-COMMENT ON TABLE outbox.ring IS 'which child of the log takes new events';
-INSERT INTO outbox.ring
-SELECT i, CASE WHEN i = 0 THEN 1 ELSE 0 END, CASE WHEN i = 0 THEN now() END FROM pg_catalog.generate_series(0, 7) i;
+COMMENT ON TABLE outbox.ring IS 'the children of the log that are in use, in the order in which they took new events';
 
 -- Only events that failed at least once, or that an operator has dealt with.
 CREATE TABLE outbox.delivery (
@@ -503,6 +504,7 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.ledger_4', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.ledger_5', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.ledger_6', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.ledger_7', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.ring', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.delivery', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.watermark', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.request', '');

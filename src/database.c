@@ -3,8 +3,8 @@
  *	  Finds the extension's objects in the current database, and prepares the
  *	  database's slot in shared memory on first use after a start.
  *
- * "Prepares" means: max_assigned is set from the sequence, the current log
- * child from the ring table, and what prepared transactions held before the
+ * "Prepares" means: max_assigned is set from the sequence, the state of the
+ * log's children from the ring table, and what prepared transactions held before the
  * restart (aggregate keys, positions) is found again by a scan of the log's
  * uncommitted rows. Whoever comes first does it, enqueue or relay; the others
  * wait for a heavyweight lock meanwhile.
@@ -33,6 +33,7 @@
 #include "feed.h"
 #include "log.h"
 #include "ownership.h"
+#include "ring.h"
 
 /* In pg_locks: locktype advisory, objsubid 102. */
 #define LOCK_CLASS_PREPARE_DATABASE 102
@@ -97,6 +98,7 @@ outbox_database_catalog(bool missing_ok)
 		catalog.ledger[i] = relation_named(schema, "ledger_%d", i);
 		catalog.ledger_bucket[i] = relation_named(schema, "ledger_%d_bucket", i);
 	}
+	catalog.ring = relation_named(schema, "ring", 0);
 	catalog.delivery = relation_named(schema, "delivery", 0);
 	catalog.delivery_position = relation_named(schema, "delivery_pkey", 0);
 	catalog.delivery_aggregate = relation_named(schema, "delivery_aggregate", 0);
@@ -254,8 +256,7 @@ prepare_slot(OutboxDatabase *database)
 	pg_atomic_write_u64(&database->max_assigned,
 						query_int64("SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
 									" FROM outbox.position"));
-	pg_atomic_write_u32(&database->current_child,
-						query_int64("SELECT child::bigint FROM outbox.ring ORDER BY generation DESC LIMIT 1"));
+	outbox_ring_load(database);
 
 	xids = prepared_xids(&xid_count);
 	if (xid_count > 0)

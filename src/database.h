@@ -17,6 +17,7 @@ typedef struct OutboxCatalog
 	Oid			log_aggregate[OUTBOX_CHILDREN]; /* index on (agg_hash, position) */
 	Oid			ledger[OUTBOX_CHILDREN];
 	Oid			ledger_bucket[OUTBOX_CHILDREN]; /* index on (bucket) */
+	Oid			ring;
 	Oid			delivery;
 	Oid			delivery_position; /* unique index on (position) */
 	Oid			delivery_aggregate; /* index on (agg_hash, position), without rows in state d */

@@ -109,6 +109,13 @@ typedef struct OutboxFeedReader
 	OutboxRange	overflow_range;	/* they are in here */
 } OutboxFeedReader;
 
+/* A child of the log, as enqueue and readers must know it: ring.c. */
+typedef struct OutboxChild
+{
+	pg_atomic_uint32 life;		/* raised each time it is emptied */
+	pg_atomic_uint64 last;		/* no position above it is in there; PG_INT64_MAX: unknown yet */
+} OutboxChild;
+
 /* One database that has, or had, the extension. */
 typedef struct OutboxDatabase
 {
@@ -116,7 +123,11 @@ typedef struct OutboxDatabase
 
 	/* Set once per start and per CREATE EXTENSION, see database.c. */
 	pg_atomic_uint32 ready_for; /* oid of the position sequence, 0: not ready */
-	pg_atomic_uint32 current_child;
+	pg_atomic_uint32 current_child; /* takes new events */
+	pg_atomic_uint32 used_children; /* as bits: those that may hold events */
+	pg_atomic_uint32 moves;		/* raised when events have changed their child */
+	pg_atomic_uint32 retiring;	/* 1 + the child that is just being emptied; 0: none */
+	OutboxChild children[OUTBOX_CHILDREN];
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
 
 	/* Relays and launcher. */

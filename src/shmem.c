@@ -68,6 +68,14 @@ init_database(OutboxDatabase *database, int tranche)
 	database->dboid = InvalidOid;
 	pg_atomic_init_u32(&database->ready_for, 0);
 	pg_atomic_init_u32(&database->current_child, 0);
+	pg_atomic_init_u32(&database->used_children, 1);
+	pg_atomic_init_u32(&database->moves, 0);
+	pg_atomic_init_u32(&database->retiring, 0);
+	for (int i = 0; i < OUTBOX_CHILDREN; i++)
+	{
+		pg_atomic_init_u32(&database->children[i].life, 0);
+		pg_atomic_init_u64(&database->children[i].last, PG_INT64_MAX);
+	}
 	pg_atomic_init_u64(&database->max_assigned, 0);
 	pg_atomic_init_u64(&database->watermark, 0);
 	pg_atomic_init_u32(&database->leave_calls, 0);
