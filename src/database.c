@@ -126,6 +126,37 @@ outbox_database_lock(void)
 	return objects != NULL && objects->sequence == sequence ? objects : NULL;
 }
 
+/*
+ * Whatever ALTER DATABASE or ALTER ROLE set as defaults must not reach our
+ * few statements. For processes of ours.
+ */
+void
+outbox_database_pin_session(void)
+{
+	static const char *const settings[][2] = {
+		{"role", "none"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_deferrable", "off"},
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"row_security", "off"},
+		{"session_replication_role", "origin"},
+		{"synchronous_commit", "off"},
+		{"enable_indexscan", "on"},
+		{"enable_seqscan", "on"},
+		{"enable_hashjoin", "on"},
+		{"enable_nestloop", "on"},
+		{"max_parallel_workers_per_gather", "0"},
+		{"jit", "off"},
+	};
+
+	for (int i = 0; i < lengthof(settings); i++)
+		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
 /* One bigint from a query that returns at most one row; 0 for no row or NULL. */
 static int64
 query_int64(const char *query)
@@ -297,6 +328,7 @@ outbox_database_attach(const OutboxCatalog *objects)
 	{
 		prepare_slot(database);
 		outbox_ownership_reset(database);
+		pg_atomic_write_u64(&database->clean_at, 0);
 		pg_write_barrier();
 		pg_atomic_write_u32(&database->ready_for, objects->sequence);
 	}

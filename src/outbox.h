@@ -128,6 +128,11 @@ typedef struct OutboxDatabase
 	pg_atomic_uint32 moves;		/* raised when events have changed their child */
 	pg_atomic_uint32 retiring;	/* 1 + the child that is just being emptied; 0: none */
 	OutboxChild children[OUTBOX_CHILDREN];
+
+	/* Retention: cleaner.c. */
+	pg_atomic_uint32 cleaner_pid;	/* 0: none is at work */
+	pg_atomic_uint64 clean_at;	/* TimestampTz when the next one is due; 0: not known yet */
+	pg_atomic_uint64 clean_from; /* and not before max_assigned has reached this */
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
 
 	/* Relays and launcher. */
@@ -204,6 +209,7 @@ extern OutboxDatabase *outbox_shmem_find(Oid dboid);
 extern OutboxDatabase *outbox_shmem_claim(Oid dboid);
 extern void outbox_shmem_free(Oid dboid);
 extern bool outbox_shmem_has_relays(OutboxDatabase *database);
+extern bool outbox_shmem_has_processes(OutboxDatabase *database);
 extern void outbox_shmem_wake_relays(OutboxDatabase *database);
 extern void outbox_shmem_wake_launcher(void);
 
@@ -239,6 +245,8 @@ extern int	outbox_max_pending;
 extern int outbox_poison_policy;
 extern bool outbox_preserve_aggregate_order;
 extern char *outbox_dead_letter_subject;
+extern int outbox_retention;
+extern int outbox_dead_letter_retention;
 extern int	outbox_relay_memory;
 extern int outbox_workers;
 extern int outbox_lease_ttl;

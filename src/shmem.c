@@ -71,6 +71,9 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->used_children, 1);
 	pg_atomic_init_u32(&database->moves, 0);
 	pg_atomic_init_u32(&database->retiring, 0);
+	pg_atomic_init_u32(&database->cleaner_pid, 0);
+	pg_atomic_init_u64(&database->clean_at, 0);
+	pg_atomic_init_u64(&database->clean_from, 0);
 	for (int i = 0; i < OUTBOX_CHILDREN; i++)
 	{
 		pg_atomic_init_u32(&database->children[i].life, 0);
@@ -257,6 +260,13 @@ outbox_shmem_has_relays(OutboxDatabase *database)
 			return true;
 	}
 	return false;
+}
+
+/* The same, and cleaners. */
+bool
+outbox_shmem_has_processes(OutboxDatabase *database)
+{
+	return outbox_shmem_has_relays(database) || pg_atomic_read_u32(&database->cleaner_pid) != 0;
 }
 
 /*
