@@ -650,7 +650,7 @@ BEGIN
         action := CASE WHEN dry_run AND r.why IS NULL THEN 'would be removed' ELSE 'kept' END;
         child := r.number; bytes := r.bytes; first_position := r.first_position; last_position := r.last_position;
         oldest := r.oldest; newest := r.newest;
-        carried_over := CASE WHEN r.why IS NULL THEN r.kept END;
+        carried_over := CASE WHEN r.why IS NULL AND dry_run THEN r.kept END;
         events := r.events - coalesce(carried_over, 0);
         reason := CASE WHEN r.why IS NULL AND NOT dry_run THEN 'another session is using it, or it changed just now' ELSE r.why END;
         RETURN NEXT;

@@ -98,21 +98,24 @@ clean_range(const OutboxRetention *retention, const OutboxRangeRow *range, bool 
 	return later;
 }
 
-/* Everything that can be done now. Says in shared memory when the next cleaner is due. */
-static void
-clean(const OutboxRetention *retention, bool on_demand)
+/*
+ * Closes the current range if it is time for that, and goes through the closed
+ * ones. Returns when to look again, PG_INT64_MAX: not before there are events.
+ * removed: any has gone.
+ */
+static TimestampTz
+pass(const OutboxRetention *retention, bool on_demand, bool *removed)
 {
 	OutboxRangeRow rows[OUTBOX_CHILDREN];
-	int64		assigned = pg_atomic_read_u64(&my_database->max_assigned);
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz next = PG_INT64_MAX;
-	bool		removed = false;
 	bool		idle;
 	int			count;
 
-	(void) outbox_retire_rotate(retention, now - range_us(), on_demand, &idle);
+	*removed = false;
+	outbox_retire_rotate(retention, now - range_us(), on_demand, &idle);
 	if (!outbox_retire_begin(retention))
-		return;
+		return now + MAX_RETRY_US;
 	count = outbox_retire_ranges(retention, rows);
 	outbox_retire_commit();
 	for (int i = 0; i < count; i++)
@@ -122,24 +125,38 @@ clean(const OutboxRetention *retention, bool on_demand)
 		if (!rows[i].closed)
 			continue;
 		again = clean_range(retention, &rows[i], on_demand);
-		removed = removed || again == PG_INT64_MAX;
+		*removed |= again == PG_INT64_MAX;
 		next = Min(next, again);
 	}
-	if (removed)
-		outbox_retire_sweep(retention);
+	if (!idle)
+		next = Min(next, count == 0 ? now + range_us() : Max(rows[count - 1].opened_at + range_us(), now + MIN_RETRY_US));
+	else if (next < PG_INT64_MAX)
+		next = Min(next, now + range_us());
+	return next;
+}
 
+/* Everything that can be done now. Says in shared memory when the next cleaner is due. */
+static void
+clean(const OutboxRetention *retention, bool on_demand)
+{
+	int64		assigned = pg_atomic_read_u64(&my_database->max_assigned);
+	bool		removed;
+	TimestampTz next = pass(retention, on_demand, &removed);
+
+	if (removed)
+	{
+		bool		more;
+
+		/* There may have been no child to go on with before. */
+		if (on_demand)
+			next = pass(retention, on_demand, &more);
+		outbox_retire_sweep(retention);
+	}
+	pg_atomic_write_u64(&my_database->clean_from, next == PG_INT64_MAX ? assigned + 1 : 0);
 	if (outbox_retention < 0)
 		next = DT_NOEND;
-	else if (next == PG_INT64_MAX && idle)
-	{
-		/* Nothing to do until there are events. */
-		pg_atomic_write_u64(&my_database->clean_from, assigned + 1);
-		pg_atomic_write_u64(&my_database->clean_at, now + range_us());
-		return;
-	}
-	else
-		next = Min(next, idle || count == 0 ? now + range_us() : Max(rows[count - 1].opened_at + range_us(), now + MIN_RETRY_US));
-	pg_atomic_write_u64(&my_database->clean_from, 0);
+	else if (next == PG_INT64_MAX)
+		next = GetCurrentTimestamp() + range_us();
 	pg_atomic_write_u64(&my_database->clean_at, next);
 }
 

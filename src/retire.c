@@ -115,6 +115,16 @@ outbox_retire_ranges(const OutboxRetention *retention, OutboxRangeRow *rows)
 	return count;
 }
 
+/* What was committed becomes known to enqueue and relays. Should the cleaner end before, the next one does it. */
+static void
+follow_table(const OutboxRetention *retention)
+{
+	if (!outbox_retire_begin(retention))
+		return;
+	outbox_ring_load(retention->database);
+	outbox_retire_commit();
+}
+
 /* A child that holds nothing at all, not even what nobody can see; -1: none. */
 static int
 free_child(const OutboxRangeRow *rows, int count)
@@ -166,7 +176,7 @@ holds_old_events(const OutboxRetention *retention, int child)
 	return SPI_processed > 0;
 }
 
-bool
+void
 outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before, bool forced, bool *idle)
 {
 	OutboxRangeRow rows[OUTBOX_CHILDREN];
@@ -178,7 +188,7 @@ outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before
 
 	*idle = false;
 	if (!outbox_retire_begin(retention))
-		return false;
+		return;
 	count = outbox_retire_ranges(retention, rows);
 	current = count == 0 ? NULL : &rows[count - 1];
 	child = current == NULL ? 0 : current->child;
@@ -188,7 +198,7 @@ outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before
 		(next = free_child(rows, count)) < 0)
 	{
 		outbox_retire_commit();
-		return false;
+		return;
 	}
 	if (current == NULL)
 	{
@@ -204,12 +214,8 @@ outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before
 	outbox_retire_commit();
 	OUTBOX_TEST_POINT("rotated");
 	/* Enqueue goes to the new one from here on. */
-	if (!outbox_retire_begin(retention))
-		return false;
-	outbox_ring_load(retention->database);
-	outbox_retire_commit();
+	follow_table(retention);
 	*idle = true;
-	return true;
 }
 
 bool
@@ -226,6 +232,7 @@ outbox_retire_seal(const OutboxRetention *retention, int child)
 				 child), 0, NULL, NULL);
 	OUTBOX_TEST_POINT("seal");
 	outbox_retire_commit();
+	follow_table(retention);
 	return true;
 }
 
@@ -352,11 +359,7 @@ outbox_retire(const OutboxRetention *retention, int child, TimestampTz *newest)
 	if (!retire_now(retention, child))
 		return OUTBOX_RETIRE_LATER;
 	OUTBOX_TEST_POINT("retired");
-	if (outbox_retire_begin(retention))
-	{
-		outbox_ring_load(retention->database);
-		outbox_retire_commit();
-	}
+	follow_table(retention);
 	return OUTBOX_RETIRED;
 }
 

@@ -42,10 +42,10 @@ extern int outbox_retire_ranges(const OutboxRetention *retention, OutboxRangeRow
 
 /*
  * Opens another child for new events if the current one was opened before
- * opened_before; forced: if it holds anything to remove. False: not done. idle:
- * the current one has no events of its own (afterwards).
+ * opened_before; forced: if it holds anything to remove. idle: the current one
+ * has no events of its own (afterwards).
  */
-extern bool outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before, bool forced, bool *idle);
+extern void outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before, bool forced, bool *idle);
 
 /* Nobody can write into a closed child any more, and its last position is known. False: not yet. */
 extern bool outbox_retire_seal(const OutboxRetention *retention, int child);

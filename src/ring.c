@@ -123,24 +123,40 @@ outbox_ring_reaching(OutboxDatabase *database, uint32 children, int64 from)
 	return result;
 }
 
+/* False: it is just being emptied, and that isn't waited for. */
+static bool
+lock_child(OutboxDatabase *database, const OutboxCatalog *catalog, int child, bool wait)
+{
+	if (ConditionalLockRelationOid(catalog->log[child], AccessShareLock))
+		return true;
+	if (!wait && outbox_ring_is_retiring(database, child))
+		return false;
+	LockRelationOid(catalog->log[child], AccessShareLock);
+	return true;
+}
+
 uint32
-outbox_ring_lock(OutboxDatabase *database, const OutboxCatalog *catalog, int64 from)
+outbox_ring_lock(OutboxDatabase *database, const OutboxCatalog *catalog, int64 from, int64 wait_from, uint32 *missing)
 {
 	for (;;)
 	{
 		uint32		moves = pg_atomic_read_u32(&database->moves);
 		uint32		children;
+		uint32		awaited;
 
 		pg_read_barrier();
 		children = outbox_ring_reaching(database, outbox_ring_used(database), from);
+		awaited = outbox_ring_reaching(database, children, wait_from);
+		*missing = 0;
 		for (int child = 0; child < OUTBOX_CHILDREN; child++)
 		{
-			if ((children & 1U << child) != 0)
-				LockRelationOid(catalog->log[child], AccessShareLock);
+			if ((children & 1U << child) != 0 && !lock_child(database, catalog, child, (awaited & 1U << child) != 0))
+				*missing |= 1U << child;
 		}
 		pg_read_barrier();
+		/* A child that is missing has counted as moved before; what it held is in the current one, for a later snapshot. */
 		if (pg_atomic_read_u32(&database->moves) == moves)
-			return children;
+			return children & ~*missing;
 	}
 }
 

@@ -36,9 +36,12 @@ extern int outbox_ring_choose(OutboxDatabase *database, const OutboxCatalog *cat
 /*
  * Locks the children that may hold positions from `from` on against being
  * emptied, until the end of the transaction; to be called before the snapshot
- * that reads them is taken. Returns them as bits.
+ * that reads them is taken. One that is just being emptied is waited for if it
+ * may hold positions from wait_from on; else it is one of *missing. Returns
+ * those that are locked; children are bits.
  */
-extern uint32 outbox_ring_lock(OutboxDatabase *database, const OutboxCatalog *catalog, int64 from);
+extern uint32 outbox_ring_lock(OutboxDatabase *database, const OutboxCatalog *catalog, int64 from, int64 wait_from,
+							   uint32 *missing);
 
 /* Of these children the ones that may hold positions from `from` on. */
 extern uint32 outbox_ring_reaching(OutboxDatabase *database, uint32 children, int64 from);

@@ -36,20 +36,28 @@
 /* Positions that don't exist: of a transaction that reads nothing of the log. */
 #define NOTHING PG_INT64_MAX
 
+static void
+lock_children(OutboxRelay *relay, const OutboxCatalog *catalog, int64 from, int64 wait_from)
+{
+	relay->children = relay->children_missing = 0;
+	if (from != NOTHING)
+		relay->children = outbox_ring_lock(relay->database, catalog, from, wait_from, &relay->children_missing);
+}
+
 /*
  * Starts a transaction with a snapshot; in a client's session, whose transaction
  * goes on, takes a new snapshot only. When the extension is gone there is nothing
  * left to do here: the process ends, quietly. Children of the log that may hold
- * positions from `from` on are locked before the snapshot: relay->children.
+ * positions from `from` on are locked before the snapshot, see outbox_ring_lock().
  */
 void
-outbox_store_begin_reading(OutboxRelay *relay, int64 from)
+outbox_store_begin_reading(OutboxRelay *relay, int64 from, int64 wait_from)
 {
 	const OutboxCatalog *catalog;
 
 	if (relay->session)
 	{
-		relay->children = from == NOTHING ? 0 : outbox_ring_lock(relay->database, outbox_database_catalog(false), from);
+		lock_children(relay, outbox_database_catalog(false), from, wait_from);
 		PushActiveSnapshot(GetLatestSnapshot());
 		return;
 	}
@@ -61,7 +69,7 @@ outbox_store_begin_reading(OutboxRelay *relay, int64 from)
 		AbortCurrentTransaction();
 		proc_exit(0);
 	}
-	relay->children = from == NOTHING ? 0 : outbox_ring_lock(relay->database, catalog, from);
+	lock_children(relay, catalog, from, wait_from);
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
 
@@ -69,7 +77,7 @@ outbox_store_begin_reading(OutboxRelay *relay, int64 from)
 void
 outbox_store_begin(OutboxRelay *relay)
 {
-	outbox_store_begin_reading(relay, NOTHING);
+	outbox_store_begin_reading(relay, NOTHING, NOTHING);
 }
 
 /* Ends it, and tells autovacuum what was written. */
@@ -353,26 +361,33 @@ take_predecessors(OutboxReader *reader, int64 aggregate, int64 position)
 	outbox_log_merge_close(&merge);
 }
 
-/* A row of the pass, or of a late range: hands it to the schedule unless it is known. */
-static void
+/*
+ * A row of the pass, or of a late range: hands it to the schedule unless it is
+ * known. False: not now, its predecessors may be on their way into another child.
+ */
+static bool
 take_row(OutboxReader *reader, const OutboxLogScan *scan)
 {
 	int64		position = outbox_log_scan_position(scan);
-	int64		follows;
+	int64		follows = outbox_log_scan_int64(scan, scan->tuple, LOG_FOLLOWS, 0);
+	bool		has_predecessors;
 
 	if (!outbox_relay_owns(reader->relay, (uint64) outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0)))
 	{
 		/* Another relay's: so that the watermark of ours gets by. */
 		if (!outbox_tracker_settle(reader->relay->tracker, position))
 			outbox_relay_out_of_memory();
-		return;
+		return true;
 	}
+	has_predecessors = follows != 0 && !outbox_tracker_is_seen(reader->relay->tracker, follows);
+	if (has_predecessors && reader->relay->children_missing != 0)
+		return false;
 	if (!see(reader, position))
-		return;
-	follows = outbox_log_scan_int64(scan, scan->tuple, LOG_FOLLOWS, 0);
-	if (follows != 0 && !outbox_tracker_is_seen(reader->relay->tracker, follows))
+		return true;
+	if (has_predecessors)
 		take_predecessors(reader, outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0), position);
 	hand_on(reader, scan, scan->tuple);
+	return true;
 }
 
 /*
@@ -400,7 +415,11 @@ read_range(OutboxReader *reader, int64 lo, int64 hi)
 		}
 		CHECK_FOR_INTERRUPTS();
 		outbox_membership_tick(relay);
-		take_row(reader, merge.at);
+		if (!take_row(reader, merge.at))
+		{
+			done = outbox_log_merge_position(&merge) - 1;
+			break;
+		}
 		reader->budget--;
 	}
 	outbox_log_merge_close(&merge);
@@ -465,12 +484,10 @@ outbox_store_read(OutboxRelay *relay)
 	OUTBOX_TEST_POINT("drained");
 	if (relay->late.count > 0 || relay->read_up_to < end)
 	{
-		int64		from = outbox_tracker_watermark(relay->tracker) + 1;
+		int64		from = relay->late.count > 0 ? relay->late.ranges[0].lo : relay->read_up_to + 1;
 
-		/* Rows of one transaction may be read together with its earlier ones. */
-		if (relay->late.count > 0)
-			from = Min(from, relay->late.ranges[0].lo);
-		outbox_store_begin_reading(relay, from);
+		/* Rows of a transaction are read together with its earlier ones. */
+		outbox_store_begin_reading(relay, Min(from, outbox_tracker_watermark(relay->tracker) + 1), from);
 		read_late(&reader);
 		if (relay->late.count == 0)
 			read_pass(&reader, end);

@@ -286,6 +286,13 @@ refill_one(OutboxReader *reader, const ScheduleRefill *wish)
 	Refill		refill = {.reader = reader, .wish = wish};
 	bool		more;
 
+	/* Its events may be on their way into another child: look again when they are there. */
+	if (outbox_ring_reaching(relay->database, relay->children_missing, wish->from_position) != 0)
+	{
+		outbox_schedule_refill_end(relay->schedule, wish->aggregate, false, outbox_clock_now());
+		reader->budget = 0;
+		return;
+	}
 	refill.parked = outbox_store_is_parked(relay, wish->aggregate);
 	refill.parked_from = refill.parked ? first_parked(wish) : PG_INT64_MAX;
 	open_log(&refill, wish->from_position);
@@ -322,7 +329,7 @@ outbox_store_refill(OutboxRelay *relay)
 		outbox_store_settle(relay);
 	if (!outbox_schedule_next_refill(relay->schedule, outbox_clock_now(), &wish))
 		return;
-	outbox_store_begin_reading(relay, 1);
+	outbox_store_begin_reading(relay, 1, PG_INT64_MAX);
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
