@@ -97,7 +97,8 @@ outbox_retire_ranges(const OutboxRetention *retention, OutboxRangeRow *rows)
 	int			count;
 
 	run("SELECT child, generation, opened_at, closed_at IS NOT NULL, last_position IS NOT NULL FROM outbox.ring"
-		" ORDER BY generation", 0, NULL, NULL);
+		" ORDER BY generation",
+		0, NULL, NULL);
 	count = (int) Min(SPI_processed, OUTBOX_CHILDREN);
 	for (int i = 0; i < count; i++)
 	{
@@ -155,7 +156,9 @@ current_since(const OutboxRangeRow *current, int child)
 	TimestampTz newest;
 
 	run(psprintf("SELECT (SELECT created_at FROM outbox.log_%1$d ORDER BY position DESC LIMIT 1),"
-				 " (SELECT created_at FROM outbox.log_%1$d ORDER BY position LIMIT 1)", child), 0, NULL, NULL);
+				 " (SELECT created_at FROM outbox.log_%1$d ORDER BY position LIMIT 1)",
+				 child),
+		0, NULL, NULL);
 	newest = DatumGetTimestampTz(result(1, TimestampTzGetDatum(DT_NOBEGIN)));
 	if (newest == DT_NOBEGIN)
 		return DT_NOEND;
@@ -209,7 +212,9 @@ outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before
 	}
 	run("UPDATE outbox.ring SET closed_at = pg_catalog.clock_timestamp() WHERE closed_at IS NULL", 0, NULL, NULL);
 	run(psprintf("INSERT INTO outbox.ring (child, generation, opened_at)"
-				 " SELECT %d, max(generation) + 1, pg_catalog.clock_timestamp() FROM outbox.ring", next), 0, NULL, NULL);
+				 " SELECT %d, max(generation) + 1, pg_catalog.clock_timestamp() FROM outbox.ring",
+				 next),
+		0, NULL, NULL);
 	OUTBOX_TEST_POINT("rotate");
 	outbox_retire_commit();
 	OUTBOX_TEST_POINT("rotated");
@@ -229,7 +234,8 @@ outbox_retire_seal(const OutboxRetention *retention, int child)
 		return false;
 	}
 	run(psprintf("UPDATE outbox.ring SET last_position = coalesce((SELECT max(position) FROM outbox.log_%1$d), 0) WHERE child = %1$d",
-				 child), 0, NULL, NULL);
+				 child),
+		0, NULL, NULL);
 	OUTBOX_TEST_POINT("seal");
 	outbox_retire_commit();
 	follow_table(retention);
@@ -244,7 +250,7 @@ read_kept(const OutboxRetention *retention, int child, int *count, int *settled)
 {
 	Oid			types[] = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID};
 	Datum		values[] = {Int32GetDatum(child), TimestampTzGetDatum(retention->before),
-		TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
+					  TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
 
 	run("SELECT coalesce(pg_catalog.array_agg(k), '{}'), pg_catalog.count(*)::integer,"
 		" pg_catalog.count(outbox.settled_at(k))::integer FROM outbox.range_keeps($1, $2, $3, $4) k",
@@ -260,7 +266,7 @@ is_still_right(const OutboxRetention *retention, int child, Datum kept, int sett
 {
 	Oid			types[] = {INT8ARRAYOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID};
 	Datum		values[] = {kept, Int32GetDatum(child), TimestampTzGetDatum(retention->before),
-		TimestampTzGetDatum(retention->dead_before)};
+					  TimestampTzGetDatum(retention->dead_before)};
 
 	run("SELECT (SELECT pg_catalog.count(outbox.settled_at(k))::integer FROM pg_catalog.unnest($1) k),"
 		" EXISTS (SELECT FROM outbox.range_keeps_dead($2, $3, $4) k WHERE k <> ALL ($1))",
@@ -317,7 +323,8 @@ retire_now(const OutboxRetention *retention, int child)
 	kept = read_kept(retention, child, &count, &settled);
 	if (count > 0)
 		run(psprintf("INSERT INTO outbox.log_%u SELECT * FROM outbox.log_%d WHERE position = ANY ($1)",
-					 pg_atomic_read_u32(&retention->database->current_child), child), 1, &type, &kept);
+					 pg_atomic_read_u32(&retention->database->current_child), child),
+			1, &type, &kept);
 	OUTBOX_TEST_POINT("retire-copied");
 	if (count < MAX_CARRIED && lock_child(retention, catalog, child))
 		done = is_still_right(retention, child, kept, settled);
@@ -338,7 +345,7 @@ outbox_retire(const OutboxRetention *retention, int child, TimestampTz *newest)
 {
 	Oid			types[] = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID};
 	Datum		values[] = {Int32GetDatum(child), TimestampTzGetDatum(retention->before),
-		TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
+					  TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
 	bool		can_go;
 
 	if (!outbox_retire_begin(retention))
