@@ -11,6 +11,7 @@
 #include "common/hashfn.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -23,6 +24,7 @@
 #include "event.h"
 #include "feed.h"
 #include "log.h"
+#include "ring.h"
 #include "writer.h"
 
 /* Part of the stored format: agg_hash of rows in the log was made with them. */
@@ -139,29 +141,58 @@ lock_keys(int count, OutboxNameEvent name_event, void *arg)
 	pfree(keys);
 }
 
+static bool
+child_has_event_id(const OutboxCatalog *catalog, int child, const pg_uuid_t *event_id)
+{
+	Relation	log = table_open(catalog->log[child], NoLock);
+	Relation	index = index_open(catalog->log_event[child], AccessShareLock);
+	SnapshotData dirty;
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool		exists;
+
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&key, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
+	scan = systable_beginscan_ordered(log, index, &dirty, 1, &key);
+	exists = systable_getnext_ordered(scan, ForwardScanDirection) != NULL;
+	systable_endscan_ordered(scan);
+	index_close(index, AccessShareLock);
+	table_close(log, NoLock);
+	return exists;
+}
+
 /*
  * Whether an event_id is in the log. Its key is locked, so nobody is in the
  * middle of adding it, and what others have committed counts even for a
- * transaction whose snapshot is older.
+ * transaction whose snapshot is older. Nor does it wait for a child that is
+ * just being emptied: what stays of that is in another one, perhaps not
+ * committed yet, and that is looked into after the locks were tried.
  */
 static bool
-event_id_exists(const OutboxCatalog *catalog, const pg_uuid_t *event_id)
+event_id_exists(const OutboxCatalog *catalog, OutboxDatabase *database, const pg_uuid_t *event_id)
 {
+	uint32		used = outbox_ring_used(database);
+	uint32		locked = 0;
 	bool		exists = false;
 
-	for (int child = 0; child < OUTBOX_CHILDREN && !exists; child++)
+	for (int child = 0; child < OUTBOX_CHILDREN; child++)
 	{
-		Relation	log = table_open(catalog->log[child], AccessShareLock);
-		Relation	index = index_open(catalog->log_event[child], AccessShareLock);
-		ScanKeyData key;
-		SysScanDesc scan;
-
-		ScanKeyInit(&key, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
-		scan = systable_beginscan_ordered(log, index, SnapshotSelf, 1, &key);
-		exists = systable_getnext_ordered(scan, ForwardScanDirection) != NULL;
-		systable_endscan_ordered(scan);
-		index_close(index, AccessShareLock);
-		table_close(log, AccessShareLock);
+		if ((used & 1U << child) == 0)
+			continue;
+		if (!ConditionalLockRelationOid(catalog->log[child], AccessShareLock))
+		{
+			if (outbox_ring_is_retiring(database, child))
+				continue;
+			LockRelationOid(catalog->log[child], AccessShareLock);
+		}
+		locked |= 1U << child;
+	}
+	for (int child = 0; child < OUTBOX_CHILDREN; child++)
+	{
+		if ((locked & 1U << child) == 0)
+			continue;
+		exists = exists || child_has_event_id(catalog, child, event_id);
+		UnlockRelationOid(catalog->log[child], AccessShareLock);
 	}
 	return exists;
 }
@@ -263,7 +294,7 @@ outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnCo
 	lock_keys(count, name_event, arg);
 	if (append->database != NULL)
 		outbox_feed_announce(append->database);
-	outbox_writer_open(&append->writer, append->catalog->log[append->database == NULL ? 0 : pg_atomic_read_u32(&append->database->current_child)]);
+	outbox_writer_open(&append->writer, append->catalog->log[outbox_ring_choose(append->database, append->catalog)]);
 	return append;
 }
 
@@ -273,7 +304,7 @@ is_repeated(OutboxAppend *append, const OutboxNewEvent *event)
 {
 	/* It may be in this call twice. */
 	outbox_writer_flush(&append->writer);
-	if (!event_id_exists(append->catalog, &event->event_id))
+	if (!event_id_exists(append->catalog, append->database, &event->event_id))
 		return false;
 	if (append->on_conflict != OUTBOX_CONFLICT_RETURN)
 		ereport(ERROR,

@@ -251,7 +251,7 @@ outbox_settle(PG_FUNCTION_ARGS)
 		if (event == NULL)
 			continue;
 		relay->acked[relay->acked_count++] = (OutboxAcked) {
-			event->schedule.position, event->child, event->claim, event->has_delivery};
+			event->schedule.position, event->home, event->claim, event->has_delivery};
 		outbox_schedule_done(relay->schedule, &event->schedule, outbox_clock_now());
 		settled++;
 	}

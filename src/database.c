@@ -3,8 +3,8 @@
  *	  Finds the extension's objects in the current database, and prepares the
  *	  database's slot in shared memory on first use after a start.
  *
- * "Prepares" means: max_assigned is set from the sequence, the current log
- * child from the ring table, and what prepared transactions held before the
+ * "Prepares" means: max_assigned is set from the sequence, the state of the
+ * log's children from the ring table, and what prepared transactions held before the
  * restart (aggregate keys, positions) is found again by a scan of the log's
  * uncommitted rows. Whoever comes first does it, enqueue or relay; the others
  * wait for a heavyweight lock meanwhile.
@@ -33,6 +33,7 @@
 #include "feed.h"
 #include "log.h"
 #include "ownership.h"
+#include "ring.h"
 
 /* In pg_locks: locktype advisory, objsubid 102. */
 #define LOCK_CLASS_PREPARE_DATABASE 102
@@ -97,6 +98,7 @@ outbox_database_catalog(bool missing_ok)
 		catalog.ledger[i] = relation_named(schema, "ledger_%d", i);
 		catalog.ledger_bucket[i] = relation_named(schema, "ledger_%d_bucket", i);
 	}
+	catalog.ring = relation_named(schema, "ring", 0);
 	catalog.delivery = relation_named(schema, "delivery", 0);
 	catalog.delivery_position = relation_named(schema, "delivery_pkey", 0);
 	catalog.delivery_aggregate = relation_named(schema, "delivery_aggregate", 0);
@@ -122,6 +124,37 @@ outbox_database_lock(void)
 	/* Waiting for the lock has told us of what happened meanwhile. */
 	objects = outbox_database_catalog(true);
 	return objects != NULL && objects->sequence == sequence ? objects : NULL;
+}
+
+/*
+ * Whatever ALTER DATABASE or ALTER ROLE set as defaults must not reach our
+ * few statements. For processes of ours.
+ */
+void
+outbox_database_pin_session(void)
+{
+	static const char *const settings[][2] = {
+		{"role", "none"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_deferrable", "off"},
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"row_security", "off"},
+		{"session_replication_role", "origin"},
+		{"synchronous_commit", "off"},
+		{"enable_indexscan", "on"},
+		{"enable_seqscan", "on"},
+		{"enable_hashjoin", "on"},
+		{"enable_nestloop", "on"},
+		{"max_parallel_workers_per_gather", "0"},
+		{"jit", "off"},
+	};
+
+	for (int i = 0; i < lengthof(settings); i++)
+		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 /* One bigint from a query that returns at most one row; 0 for no row or NULL. */
@@ -254,8 +287,7 @@ prepare_slot(OutboxDatabase *database)
 	pg_atomic_write_u64(&database->max_assigned,
 						query_int64("SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
 									" FROM outbox.position"));
-	pg_atomic_write_u32(&database->current_child,
-						query_int64("SELECT child::bigint FROM outbox.ring ORDER BY generation DESC LIMIT 1"));
+	outbox_ring_load(database);
 
 	xids = prepared_xids(&xid_count);
 	if (xid_count > 0)
@@ -296,6 +328,7 @@ outbox_database_attach(const OutboxCatalog *objects)
 	{
 		prepare_slot(database);
 		outbox_ownership_reset(database);
+		pg_atomic_write_u64(&database->clean_at, 0);
 		pg_write_barrier();
 		pg_atomic_write_u32(&database->ready_for, objects->sequence);
 	}

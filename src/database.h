@@ -17,6 +17,7 @@ typedef struct OutboxCatalog
 	Oid			log_aggregate[OUTBOX_CHILDREN]; /* index on (agg_hash, position) */
 	Oid			ledger[OUTBOX_CHILDREN];
 	Oid			ledger_bucket[OUTBOX_CHILDREN]; /* index on (bucket) */
+	Oid			ring;
 	Oid			delivery;
 	Oid			delivery_position; /* unique index on (position) */
 	Oid			delivery_aggregate; /* index on (agg_hash, position), without rows in state d */
@@ -26,5 +27,6 @@ extern const OutboxCatalog *outbox_database_catalog(bool missing_ok);
 extern const OutboxCatalog *outbox_database_lock(void);
 extern OutboxDatabase *outbox_database_attach(const OutboxCatalog *catalog);
 extern int64 outbox_database_watermark(void);
+extern void outbox_database_pin_session(void);
 
 #endif							/* OUTBOX_DATABASE_H */

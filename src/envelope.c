@@ -225,7 +225,7 @@ outbox_envelope_build(const OutboxRow *row)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory")));
-	event->child = row->child;
+	event->home = row->home;
 	event->claim = -1;
 	event->agg_hash = row->agg_hash;
 	event->schedule.position = row->position;
@@ -237,7 +237,7 @@ outbox_envelope_build(const OutboxRow *row)
 
 /* Stands for a row that can't be read: never sent, it becomes a dead letter in its turn. ERROR when out of memory. */
 OutboxEvent *
-outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *why)
+outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why)
 {
 	size_t		why_size = strlen(why) + 1;
 	OutboxEvent *event = malloc(sizeof(OutboxEvent) + why_size);
@@ -251,7 +251,7 @@ outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *w
 	memcpy(text, why, why_size);
 	event->broken = text;
 	event->event_id = "of an unreadable row";
-	event->child = child;
+	event->home = home;
 	event->claim = -1;
 	event->agg_hash = agg_hash;
 	event->schedule.position = position;

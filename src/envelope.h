@@ -17,7 +17,7 @@
 typedef struct OutboxEvent
 {
 	SchedEvent	schedule;		/* first: the scheduler owns and frees the block */
-	int			child;			/* of the log, whose ledger twin records it */
+	int			home;			/* in the log, whose ledger twin records it: ring.h */
 	int			claim;			/* index in OutboxDatabase.claimed while in flight */
 	uint64		agg_hash;		/* of type and id; the schedule's key may be another */
 	int			attempts;		/* that counted, so far */
@@ -33,7 +33,7 @@ typedef struct OutboxEvent
 /* A row of the log, as read. Strings are NUL-terminated, in the server's encoding. */
 typedef struct OutboxRow
 {
-	int			child;
+	int			home;
 	int64		position;
 	uint64		agg_hash;
 	pg_uuid_t	event_id;
@@ -56,6 +56,6 @@ typedef struct OutboxRow
 } OutboxRow;
 
 extern OutboxEvent *outbox_envelope_build(const OutboxRow *row);
-extern OutboxEvent *outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *why);
+extern OutboxEvent *outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why);
 
 #endif							/* OUTBOX_ENVELOPE_H */

@@ -7,6 +7,8 @@
  */
 #include "give_way.h"
 
+#include <signal.h>
+
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "commands/defrem.h"
@@ -32,9 +34,14 @@ send_relays_away(Oid dboid)
 	LWLockRelease(&outbox_shared->lock);
 	pg_atomic_fetch_add_u32(&database->leave_calls, 1);
 	outbox_shmem_wake_relays(database);
-	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && outbox_shmem_has_relays(database); ms += 10)
+	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && outbox_shmem_has_processes(database); ms += 10)
 	{
+		pid_t		cleaner = pg_atomic_read_u32(&database->cleaner_pid);
+
 		CHECK_FOR_INTERRUPTS();
+		/* It may be stopped anywhere. */
+		if (cleaner != 0)
+			(void) kill(cleaner, SIGTERM);
 		pg_usleep(10 * 1000);
 	}
 }

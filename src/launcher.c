@@ -1,7 +1,7 @@
 /*
  * launcher.c
  *	  Keeps outbox.workers relays at work in every database that has the
- *	  extension.
+ *	  extension, and starts its cleaner when one is due.
  *
  * The launcher is connected to no database: it reads pg_database and starts a
  * dynamic worker in each database it doesn't know yet; a relay that finds no
@@ -37,6 +37,7 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "cleaner.h"
 #include "launcher.h"
 #include "ownership.h"
 
@@ -68,6 +69,7 @@ typedef struct Database
 	bool		exists;			/* seen in the last scan */
 	bool		absent;			/* looked into: no extension */
 	Place		places[OUTBOX_SERVER_RELAYS];
+	BackgroundWorkerHandle *cleaner;	/* NULL: none is at work that this launcher has started */
 } Database;
 
 static Database *databases = NULL;
@@ -110,8 +112,10 @@ see_database(Oid dboid)
 }
 
 static bool
-has_relays(const Database *database)
+has_processes(const Database *database)
 {
+	if (database->cleaner != NULL)
+		return true;
 	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
 	{
 		if (database->places[i].relay != NULL)
@@ -127,7 +131,7 @@ forget_gone_databases(void)
 
 	for (int i = 0; i < database_count; i++)
 	{
-		if (databases[i].exists || has_relays(&databases[i]))
+		if (databases[i].exists || has_processes(&databases[i]))
 			databases[kept++] = databases[i];
 		else
 			outbox_shmem_free(databases[i].dboid);
@@ -218,7 +222,7 @@ complain(TimestampTz now)
 	next = now + COMPLAINT_US;
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not start an outbox relay: no background worker slot is free"),
+			 errmsg("could not start an outbox relay or cleaner: no background worker slot is free"),
 			 errhint("Raise \"max_worker_processes\" and restart the server.")));
 }
 
@@ -378,6 +382,71 @@ adjust_all(TimestampTz now)
 	return next;
 }
 
+/* --------------------------------------------------------------- cleaners */
+
+/* The first one after a start isn't urgent. By the server's setting: a database's own is not known here. */
+static TimestampTz
+first_cleaning(TimestampTz now)
+{
+	int64		delay = Min(Max(outbox_retention / 6, 5), 300);
+
+	return now + (outbox_retention < 0 ? 300 : delay) * INT64CONST(1000000);
+}
+
+/* Starts a cleaner in a database where one is due. Returns when to look again. */
+static TimestampTz
+clean(Database *database, TimestampTz now)
+{
+	static const OutboxCleanerOrder order = {.on_demand = false};
+	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
+	Census		census = {.shared = outbox_shmem_find(database->dboid)};
+	pid_t		pid;
+	TimestampTz due;
+
+	if (database->cleaner != NULL && GetBackgroundWorkerPid(database->cleaner, &pid) == BGWH_STOPPED)
+	{
+		pfree(database->cleaner);
+		database->cleaner = NULL;
+	}
+	if (database->cleaner != NULL || !database->exists || census.shared == NULL ||
+		pg_atomic_read_u32(&census.shared->ready_for) == 0)
+		return never;
+	if (pg_atomic_read_u64(&census.shared->clean_at) == 0)
+		pg_atomic_write_u64(&census.shared->clean_at, first_cleaning(now));
+	due = Max((TimestampTz) pg_atomic_read_u64(&census.shared->clean_at), no_relay_before(&census));
+	if (due > now)
+		return due;
+	if (pg_atomic_read_u64(&census.shared->max_assigned) < pg_atomic_read_u64(&census.shared->clean_from))
+		return never;
+	/* Should it fail, the next one is due then; it knows better. */
+	pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	database->cleaner = outbox_cleaner_start(database->dboid, &order);
+	if (database->cleaner == NULL)
+		complain(now);
+	return never;
+}
+
+/* Other settings: what is due is to be found out anew. */
+static void
+clean_anew(void)
+{
+	for (int i = 0; i < outbox_shared->database_count; i++)
+	{
+		pg_atomic_write_u64(&outbox_shared->databases[i].clean_from, 0);
+		pg_atomic_write_u64(&outbox_shared->databases[i].clean_at, 1);
+	}
+}
+
+static TimestampTz
+clean_all(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
+		next = Min(next, clean(&databases[i], now));
+	return next;
+}
+
 /* Takes the slots from relays that stand still. Returns when the next lease may run out. */
 static TimestampTz
 watch_leases(TimestampTz now)
@@ -421,6 +490,7 @@ void
 OutboxLauncherMain(Datum main_arg)
 {
 	uint32		seen_hint = 0;
+	uint32		seen_settings = pg_atomic_read_u32(&outbox_shared->settings_changes);
 
 	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGTERM, die);
@@ -443,8 +513,13 @@ OutboxLauncherMain(Datum main_arg)
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{
+			int			retention = outbox_retention;
+			int			dead_letter_retention = outbox_dead_letter_retention;
+
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
+			if (outbox_retention != retention || outbox_dead_letter_retention != dead_letter_retention)
+				clean_anew();
 		}
 		scan_databases();
 		now = GetCurrentTimestamp();
@@ -452,8 +527,11 @@ OutboxLauncherMain(Datum main_arg)
 		if (hint != seen_hint)
 			look_everywhere();
 		seen_hint = hint;
+		if (pg_atomic_read_u32(&outbox_shared->settings_changes) != seen_settings)
+			clean_anew();
+		seen_settings = pg_atomic_read_u32(&outbox_shared->settings_changes);
 		lease = watch_leases(now);
-		next = Min(adjust_all(now), lease);
+		next = Min(Min(adjust_all(now), lease), clean_all(now));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

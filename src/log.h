@@ -1,7 +1,7 @@
 /*
  * log.h
  *	  The columns of outbox.log and outbox.ledger, and the first ones of
- *	  outbox.delivery, as the install script defines them.
+ *	  outbox.ring and outbox.delivery, as the install script defines them.
  */
 #ifndef OUTBOX_LOG_H
 #define OUTBOX_LOG_H
@@ -39,6 +39,12 @@ enum
 	LEDGER_HI,
 	LEDGER_BITS,
 	LEDGER_COLUMNS = LEDGER_BITS
+};
+
+enum
+{
+	RING_CHILD = 1,
+	RING_GENERATION
 };
 
 enum

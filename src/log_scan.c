@@ -17,14 +17,15 @@
 #include "database.h"
 #include "log.h"
 #include "log_scan.h"
+#include "ring.h"
 
 /* Stands on the first row afterwards. Keys name columns of the log. */
 void
-outbox_log_scan_open(OutboxLogScan *scan, int child, Oid index, ScanKey keys, int key_count, ScanDirection direction)
+outbox_log_scan_open(OutboxLogScan *scan, int home, Oid index, ScanKey keys, int key_count, ScanDirection direction)
 {
-	scan->child = child;
+	scan->home = home;
 	scan->direction = direction;
-	scan->log = table_open(outbox_database_catalog(false)->log[child], AccessShareLock);
+	scan->log = table_open(outbox_database_catalog(false)->log[outbox_home_child(home)], AccessShareLock);
 	scan->index = index_open(index, AccessShareLock);
 	scan->scan = systable_beginscan_ordered(scan->log, scan->index, GetActiveSnapshot(), key_count, keys);
 	outbox_log_scan_next(scan);
@@ -75,7 +76,7 @@ read_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxRow *row)
 	bytea	   *payload;
 
 	heap_deform_tuple(tuple, RelationGetDescr(scan->log), values, nulls);
-	row->child = scan->child;
+	row->home = scan->home;
 	row->position = DatumGetInt64(values[LOG_POSITION - 1]);
 	row->agg_hash = (uint64) DatumGetInt64(values[LOG_AGG_HASH - 1]);
 	row->event_id = *DatumGetUUIDP(values[LOG_EVENT_ID - 1]);

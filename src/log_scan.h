@@ -13,7 +13,7 @@
 
 typedef struct OutboxLogScan
 {
-	int			child;
+	int			home;			/* of its rows, see ring.h */
 	ScanDirection direction;
 	Relation	log;
 	Relation	index;
@@ -21,7 +21,7 @@ typedef struct OutboxLogScan
 	HeapTuple	tuple;			/* where the scan stands, NULL at the end */
 } OutboxLogScan;
 
-extern void outbox_log_scan_open(OutboxLogScan *scan, int child, Oid index, ScanKey keys, int key_count,
+extern void outbox_log_scan_open(OutboxLogScan *scan, int home, Oid index, ScanKey keys, int key_count,
 								 ScanDirection direction);
 extern void outbox_log_scan_next(OutboxLogScan *scan);
 extern void outbox_log_scan_close(OutboxLogScan *scan);

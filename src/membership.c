@@ -102,7 +102,7 @@ outbox_membership_change(OutboxRelay *relay)
 		outbox_relay_leave(relay, "others have its aggregates");
 	outbox_claims_reset(relay);
 	outbox_store_unload(relay);
-	outbox_store_begin(relay);
+	outbox_store_begin_reading(relay, 1, 1);
 	outbox_store_load(relay);
 	outbox_store_end(relay);
 	outbox_membership_renew(relay);

@@ -48,6 +48,8 @@ int			outbox_max_pending;
 int outbox_poison_policy;
 bool outbox_preserve_aggregate_order;
 char *outbox_dead_letter_subject;
+int			outbox_retention;
+int			outbox_dead_letter_retention;
 int			outbox_relay_memory;
 int outbox_workers;
 int outbox_lease_ttl;
@@ -240,6 +242,17 @@ define_relay_settings(void)
 							NULL, NULL, NULL);
 }
 
+static void
+define_retention_settings(void)
+{
+	DefineCustomIntVariable("outbox.retention", "Time for which published and discarded events are kept.",
+							"They go by whole ranges, so somewhat later. 0: as soon as may be; -1: kept for ever.",
+							&outbox_retention, 7 * 24 * 3600, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.dead_letter_retention", "Time for which dead letters are kept whose aggregate went on.",
+							"Those that hold up their aggregate stay. 0: no longer than published events; -1: for ever.",
+							&outbox_dead_letter_retention, -1, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+}
+
 /* Sizes of shared memory are fixed while the server runs; the others follow a reload. */
 static void
 define_server_settings(void)
@@ -337,6 +350,7 @@ _PG_init(void)
 	define_envelope_settings();
 	define_enqueue_settings();
 	define_relay_settings();
+	define_retention_settings();
 	if (!process_shared_preload_libraries_in_progress)
 	{
 		/* Loaded by a session: the settings that size shared memory don't exist. */

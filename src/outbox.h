@@ -109,6 +109,13 @@ typedef struct OutboxFeedReader
 	OutboxRange	overflow_range;	/* they are in here */
 } OutboxFeedReader;
 
+/* A child of the log, as enqueue and readers must know it: ring.c. */
+typedef struct OutboxChild
+{
+	pg_atomic_uint32 life;		/* raised each time it is emptied */
+	pg_atomic_uint64 last;		/* no position above it is in there; PG_INT64_MAX: unknown yet */
+} OutboxChild;
+
 /* One database that has, or had, the extension. */
 typedef struct OutboxDatabase
 {
@@ -116,7 +123,16 @@ typedef struct OutboxDatabase
 
 	/* Set once per start and per CREATE EXTENSION, see database.c. */
 	pg_atomic_uint32 ready_for; /* oid of the position sequence, 0: not ready */
-	pg_atomic_uint32 current_child;
+	pg_atomic_uint32 current_child; /* takes new events */
+	pg_atomic_uint32 used_children; /* as bits: those that may hold events */
+	pg_atomic_uint32 moves;		/* raised when events have changed their child */
+	pg_atomic_uint32 retiring;	/* 1 + the child that is just being emptied; 0: none */
+	OutboxChild children[OUTBOX_CHILDREN];
+
+	/* Retention: cleaner.c. */
+	pg_atomic_uint32 cleaner_pid;	/* 0: none is at work */
+	pg_atomic_uint64 clean_at;	/* TimestampTz when the next one is due; 0: not known yet */
+	pg_atomic_uint64 clean_from; /* and not before max_assigned has reached this */
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
 
 	/* Relays and launcher. */
@@ -193,6 +209,7 @@ extern OutboxDatabase *outbox_shmem_find(Oid dboid);
 extern OutboxDatabase *outbox_shmem_claim(Oid dboid);
 extern void outbox_shmem_free(Oid dboid);
 extern bool outbox_shmem_has_relays(OutboxDatabase *database);
+extern bool outbox_shmem_has_processes(OutboxDatabase *database);
 extern void outbox_shmem_wake_relays(OutboxDatabase *database);
 extern void outbox_shmem_wake_launcher(void);
 
@@ -229,6 +246,8 @@ extern int	outbox_max_pending;
 extern int outbox_poison_policy;
 extern bool outbox_preserve_aggregate_order;
 extern char *outbox_dead_letter_subject;
+extern int outbox_retention;
+extern int outbox_dead_letter_retention;
 extern int	outbox_relay_memory;
 extern int outbox_workers;
 extern int outbox_lease_ttl;

@@ -83,7 +83,7 @@ acked(OutboxRelay *relay, OutboxEvent *event, int64 now)
 	OutboxAcked *entry = &relay->acked[relay->acked_count++];
 
 	entry->position = event->schedule.position;
-	entry->child = event->child;
+	entry->home = event->home;
 	entry->claim = event->claim;
 	entry->has_delivery = event->has_delivery;
 	settle_soon(relay, now);

@@ -116,37 +116,6 @@ terminate(SIGNAL_ARGS)
 	die(postgres_signal_arg);
 }
 
-/*
- * Whatever ALTER DATABASE or ALTER ROLE set as defaults must not reach our
- * few statements.
- */
-static void
-pin_session(void)
-{
-	static const char *const settings[][2] = {
-		{"role", "none"},
-		{"default_transaction_isolation", "read committed"},
-		{"default_transaction_read_only", "off"},
-		{"default_transaction_deferrable", "off"},
-		{"statement_timeout", "0"},
-		{"lock_timeout", "0"},
-		{"idle_in_transaction_session_timeout", "0"},
-		{"search_path", "pg_catalog, pg_temp"},
-		{"row_security", "off"},
-		{"session_replication_role", "origin"},
-		{"synchronous_commit", "off"},
-		{"enable_indexscan", "on"},
-		{"enable_seqscan", "on"},
-		{"enable_hashjoin", "on"},
-		{"enable_nestloop", "on"},
-		{"max_parallel_workers_per_gather", "0"},
-		{"jit", "off"},
-	};
-
-	for (int i = 0; i < lengthof(settings); i++)
-		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
-}
-
 /* A command wants the database for itself alone, see give_way.c. */
 static bool
 is_unwanted(OutboxDatabase *database)
@@ -396,7 +365,7 @@ OutboxRelayMain(Datum main_arg)
 	BackgroundWorkerInitializeConnectionByOid(OUTBOX_RELAY_ARG_DBOID(main_arg), InvalidOid, 0);
 	OUTBOX_TEST_POINT("settings-read");
 	pgstat_report_appname("outbox relay");
-	pin_session();
+	outbox_database_pin_session();
 	if (!attach(OUTBOX_RELAY_ARG_PLACE(main_arg)))
 		proc_exit(0);
 	outbox_membership_change(&relay);

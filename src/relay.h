@@ -26,7 +26,7 @@
 typedef struct OutboxAcked
 {
 	int64		position;
-	int			child;
+	int			home;			/* of its row in the log: ring.h */
 	int			claim;
 	bool		has_delivery;	/* there is a delivery row to close */
 } OutboxAcked;
@@ -95,6 +95,8 @@ typedef struct OutboxRelay
 	Broker	   *broker;
 
 	/* Reading. */
+	uint32		children;		/* of the log, as bits, locked by the current transaction */
+	uint32		children_missing; /* those that it couldn't lock, because they are just being emptied */
 	int64		read_up_to;		/* the sequential pass has got here */
 	int64		pushed_up_to;	/* highest position that was pushed */
 	OutboxRangeList late;		/* at or below read_up_to, still to be read */
@@ -177,6 +179,7 @@ extern void outbox_store_read(OutboxRelay *relay);
 extern void outbox_store_refill(OutboxRelay *relay);
 extern uint64 outbox_store_key(const OutboxRelay *relay, uint64 agg_hash, int64 position);
 extern void outbox_store_begin(OutboxRelay *relay);
+extern void outbox_store_begin_reading(OutboxRelay *relay, int64 from, int64 wait_from);
 extern void outbox_store_end(OutboxRelay *relay);
 
 /* store_settle.c */

@@ -68,6 +68,17 @@ init_database(OutboxDatabase *database, int tranche)
 	database->dboid = InvalidOid;
 	pg_atomic_init_u32(&database->ready_for, 0);
 	pg_atomic_init_u32(&database->current_child, 0);
+	pg_atomic_init_u32(&database->used_children, 1);
+	pg_atomic_init_u32(&database->moves, 0);
+	pg_atomic_init_u32(&database->retiring, 0);
+	pg_atomic_init_u32(&database->cleaner_pid, 0);
+	pg_atomic_init_u64(&database->clean_at, 0);
+	pg_atomic_init_u64(&database->clean_from, 0);
+	for (int i = 0; i < OUTBOX_CHILDREN; i++)
+	{
+		pg_atomic_init_u32(&database->children[i].life, 0);
+		pg_atomic_init_u64(&database->children[i].last, PG_INT64_MAX);
+	}
 	pg_atomic_init_u64(&database->max_assigned, 0);
 	pg_atomic_init_u64(&database->watermark, 0);
 	pg_atomic_init_u32(&database->leave_calls, 0);
@@ -249,6 +260,13 @@ outbox_shmem_has_relays(OutboxDatabase *database)
 			return true;
 	}
 	return false;
+}
+
+/* The same, and cleaners. */
+bool
+outbox_shmem_has_processes(OutboxDatabase *database)
+{
+	return outbox_shmem_has_relays(database) || pg_atomic_read_u32(&database->cleaner_pid) != 0;
 }
 
 /*

@@ -33,18 +33,31 @@
 
 /* ---------------------------------------------------------- transactions */
 
+/* Positions that don't exist: of a transaction that reads nothing of the log. */
+#define NOTHING PG_INT64_MAX
+
+static void
+lock_children(OutboxRelay *relay, const OutboxCatalog *catalog, int64 from, int64 wait_from)
+{
+	relay->children = relay->children_missing = 0;
+	if (from != NOTHING)
+		relay->children = outbox_ring_lock(relay->database, catalog, from, wait_from, &relay->children_missing);
+}
+
 /*
  * Starts a transaction with a snapshot; in a client's session, whose transaction
  * goes on, takes a new snapshot only. When the extension is gone there is nothing
- * left to do here: the process ends, quietly.
+ * left to do here: the process ends, quietly. Children of the log that may hold
+ * positions from `from` on are locked before the snapshot, see outbox_ring_lock().
  */
 void
-outbox_store_begin(OutboxRelay *relay)
+outbox_store_begin_reading(OutboxRelay *relay, int64 from, int64 wait_from)
 {
 	const OutboxCatalog *catalog;
 
 	if (relay->session)
 	{
+		lock_children(relay, outbox_database_catalog(false), from, wait_from);
 		PushActiveSnapshot(GetLatestSnapshot());
 		return;
 	}
@@ -56,7 +69,15 @@ outbox_store_begin(OutboxRelay *relay)
 		AbortCurrentTransaction();
 		proc_exit(0);
 	}
+	lock_children(relay, catalog, from, wait_from);
 	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+/* The same for a transaction that only records something. */
+void
+outbox_store_begin(OutboxRelay *relay)
+{
+	outbox_store_begin_reading(relay, NOTHING, NOTHING);
 }
 
 /* Ends it, and tells autovacuum what was written. */
@@ -221,7 +242,7 @@ build_carefully(OutboxRelay *relay, const OutboxLogScan *scan, HeapTuple tuple)
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(caller);
 		CurrentResourceOwner = owner;
-		event = outbox_envelope_broken(scan->child, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
+		event = outbox_envelope_broken(scan->home, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
 									   (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0),
 									   psprintf("could not read the event: %s", error->message));
 	}
@@ -306,55 +327,67 @@ see(OutboxReader *reader, int64 position)
  * before this transaction drew its first position.
  */
 static void
-take_predecessors(OutboxReader *reader, int child, int64 aggregate, int64 position)
+take_predecessors(OutboxReader *reader, int64 aggregate, int64 position)
 {
+	OutboxRelay *relay = reader->relay;
+	int64		from = outbox_tracker_watermark(relay->tracker) + 1;
 	ScanKeyData keys[2];
-	OutboxLogScan scan;
-	List	   *found = NIL;
-	ListCell   *cell;
+	OutboxLogMerge merge;
+	List	   *found = NIL;	/* rows, and in the same order the scans that they come from */
+	List	   *scans = NIL;
+	ListCell   *row;
+	ListCell   *scan;
 
 	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(aggregate));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTLessStrategyNumber, F_INT8LT, Int64GetDatum(position));
-	outbox_log_scan_open(&scan, child, outbox_database_catalog(false)->log_aggregate[child], keys, 2,
-						 BackwardScanDirection);
-	for (; scan.tuple != NULL && !outbox_tracker_is_seen(reader->relay->tracker, outbox_log_scan_position(&scan));
-		 outbox_log_scan_next(&scan))
+	outbox_log_merge_open(&merge, relay->database, outbox_ring_reaching(relay->database, relay->children, from),
+						  OUTBOX_LOG_BY_AGGREGATE, keys, 2, BackwardScanDirection);
+	for (; merge.at != NULL && !outbox_tracker_is_seen(relay->tracker, outbox_log_merge_position(&merge));
+		 outbox_log_merge_next(&merge))
 	{
-		outbox_membership_tick(reader->relay);
-		found = lcons(heap_copytuple(scan.tuple), found);
+		outbox_membership_tick(relay);
+		found = lcons(heap_copytuple(merge.at->tuple), found);
+		scans = lcons(merge.at, scans);
 	}
-	foreach(cell, found)
+	forboth(row, found, scan, scans)
 	{
-		HeapTuple	tuple = lfirst(cell);
+		HeapTuple	tuple = lfirst(row);
 
-		outbox_membership_tick(reader->relay);
-		(void) see(reader, outbox_log_scan_int64(&scan, tuple, LOG_POSITION, 0));
-		hand_on(reader, &scan, tuple);
+		outbox_membership_tick(relay);
+		(void) see(reader, outbox_log_scan_int64(lfirst(scan), tuple, LOG_POSITION, 0));
+		hand_on(reader, lfirst(scan), tuple);
 	}
 	list_free_deep(found);
-	outbox_log_scan_close(&scan);
+	outbox_log_merge_close(&merge);
 }
 
-/* A row of the pass, or of a late range: hands it to the schedule unless it is known. */
-static void
+/*
+ * A row of the pass, or of a late range: hands it to the schedule unless it is
+ * known. False: not now, its predecessors may be on their way into another child.
+ */
+static bool
 take_row(OutboxReader *reader, const OutboxLogScan *scan)
 {
 	int64		position = outbox_log_scan_position(scan);
-	int64		follows;
+	int64		follows = outbox_log_scan_int64(scan, scan->tuple, LOG_FOLLOWS, 0);
+	bool		has_predecessors;
 
 	if (!outbox_relay_owns(reader->relay, (uint64) outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0)))
 	{
 		/* Another relay's: so that the watermark of ours gets by. */
 		if (!outbox_tracker_settle(reader->relay->tracker, position))
 			outbox_relay_out_of_memory();
-		return;
+		return true;
 	}
+	has_predecessors = follows != 0 && !outbox_tracker_is_seen(reader->relay->tracker, follows);
+	if (has_predecessors && reader->relay->children_missing != 0)
+		return false;
 	if (!see(reader, position))
-		return;
-	follows = outbox_log_scan_int64(scan, scan->tuple, LOG_FOLLOWS, 0);
-	if (follows != 0 && !outbox_tracker_is_seen(reader->relay->tracker, follows))
-		take_predecessors(reader, scan->child, outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0), position);
+		return true;
+	if (has_predecessors)
+		take_predecessors(reader, outbox_log_scan_int64(scan, scan->tuple, LOG_AGG_HASH, 0), position);
 	hand_on(reader, scan, scan->tuple);
+	return true;
 }
 
 /*
@@ -364,28 +397,32 @@ take_row(OutboxReader *reader, const OutboxLogScan *scan)
 static int64
 read_range(OutboxReader *reader, int64 lo, int64 hi)
 {
-	int			child = pg_atomic_read_u32(&reader->relay->database->current_child);
+	OutboxRelay *relay = reader->relay;
 	ScanKeyData keys[2];
-	OutboxLogScan scan;
+	OutboxLogMerge merge;
 	int64		done = hi;
 
 	ScanKeyInit(&keys[0], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(lo));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTLessEqualStrategyNumber, F_INT8LE, Int64GetDatum(hi));
-	outbox_log_scan_open(&scan, child, outbox_database_catalog(false)->log_position[child], keys, 2,
-						 ForwardScanDirection);
-	for (; scan.tuple != NULL; outbox_log_scan_next(&scan))
+	outbox_log_merge_open(&merge, relay->database, outbox_ring_reaching(relay->database, relay->children, lo),
+						  OUTBOX_LOG_BY_POSITION, keys, 2, ForwardScanDirection);
+	for (; merge.at != NULL; outbox_log_merge_next(&merge))
 	{
-		if (reader->budget <= 0 || !outbox_schedule_has_room(reader->relay->schedule))
+		if (reader->budget <= 0 || !outbox_schedule_has_room(relay->schedule))
 		{
-			done = outbox_log_scan_position(&scan) - 1;
+			done = outbox_log_merge_position(&merge) - 1;
 			break;
 		}
 		CHECK_FOR_INTERRUPTS();
-		outbox_membership_tick(reader->relay);
-		take_row(reader, &scan);
+		outbox_membership_tick(relay);
+		if (!take_row(reader, merge.at))
+		{
+			done = outbox_log_merge_position(&merge) - 1;
+			break;
+		}
 		reader->budget--;
 	}
-	outbox_log_scan_close(&scan);
+	outbox_log_merge_close(&merge);
 	return done;
 }
 
@@ -447,7 +484,10 @@ outbox_store_read(OutboxRelay *relay)
 	OUTBOX_TEST_POINT("drained");
 	if (relay->late.count > 0 || relay->read_up_to < end)
 	{
-		outbox_store_begin(relay);
+		int64		from = relay->late.count > 0 ? relay->late.ranges[0].lo : relay->read_up_to + 1;
+
+		/* Rows of a transaction are read together with its earlier ones. */
+		outbox_store_begin_reading(relay, Min(from, outbox_tracker_watermark(relay->tracker) + 1), from);
 		read_late(&reader);
 		if (relay->late.count == 0)
 			read_pass(&reader, end);

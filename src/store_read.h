@@ -9,7 +9,7 @@
 #include "access/xlogdefs.h"
 
 #include "log.h"
-#include "log_scan.h"
+#include "log_merge.h"
 #include "relay.h"
 
 /* Rows in one transaction, so that what was read is sent before more is read. */

@@ -96,7 +96,7 @@ typedef struct Refill
 {
 	OutboxReader *reader;
 	const ScheduleRefill *wish;
-	OutboxLogScan log;
+	OutboxLogMerge log;
 	DeliveryScan deliveries;
 	bool		parked;			/* the aggregate is */
 	int64		parked_from;	/* its first parked event; PG_INT64_MAX: none is yet */
@@ -111,19 +111,19 @@ static void
 open_log(Refill *refill, int64 from)
 {
 	const OutboxRelay *relay = refill->reader->relay;
-	const OutboxCatalog *catalog = outbox_database_catalog(false);
-	int			child = pg_atomic_read_u32(&relay->database->current_child);
+	int64		event = (int64) refill->wish->aggregate;
+	uint32		children = outbox_ring_reaching(relay->database, relay->children, relay->preserve_order ? from : event);
 	ScanKeyData	keys[2];
 
 	if (!relay->preserve_order)
 	{
-		ScanKeyInit(&keys[0], LOG_POSITION, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) refill->wish->aggregate));
-		outbox_log_scan_open(&refill->log, child, catalog->log_position[child], keys, 1, ForwardScanDirection);
+		ScanKeyInit(&keys[0], LOG_POSITION, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(event));
+		outbox_log_merge_open(&refill->log, relay->database, children, OUTBOX_LOG_BY_POSITION, keys, 1, ForwardScanDirection);
 		return;
 	}
 	ScanKeyInit(&keys[0], LOG_AGG_HASH, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum((int64) refill->wish->aggregate));
 	ScanKeyInit(&keys[1], LOG_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
-	outbox_log_scan_open(&refill->log, child, catalog->log_aggregate[child], keys, 2, ForwardScanDirection);
+	outbox_log_merge_open(&refill->log, relay->database, children, OUTBOX_LOG_BY_AGGREGATE, keys, 2, ForwardScanDirection);
 }
 
 /*
@@ -134,7 +134,7 @@ open_log(Refill *refill, int64 from)
 static void
 go_on(Refill *refill)
 {
-	int64		position = outbox_log_scan_position(&refill->log);
+	int64		position = outbox_log_merge_position(&refill->log);
 	int64		target = outbox_tracker_watermark(refill->reader->relay->tracker) + 1;
 
 	while (delivery_position(&refill->deliveries) <= position)
@@ -142,17 +142,17 @@ go_on(Refill *refill)
 	target = Min(target, delivery_position(&refill->deliveries));
 	if (refill->reader->relay->preserve_order && target - position > WORTH_A_JUMP)
 	{
-		outbox_log_scan_close(&refill->log);
+		outbox_log_merge_close(&refill->log);
 		open_log(refill, target);
 	}
 	else
-		outbox_log_scan_next(&refill->log);
+		outbox_log_merge_next(&refill->log);
 }
 
 static int64
 created_at(const Refill *refill)
 {
-	return outbox_log_scan_int64(&refill->log, refill->log.tuple, LOG_CREATED_AT, 0);
+	return outbox_log_scan_int64(refill->log.at, refill->log.at->tuple, LOG_CREATED_AT, 0);
 }
 
 static void
@@ -166,7 +166,7 @@ skip(Refill *refill, int64 position, bool known)
 static void
 add(Refill *refill, int attempts, bool held)
 {
-	OutboxEvent *event = outbox_reader_build(refill->reader, &refill->log, refill->log.tuple);
+	OutboxEvent *event = outbox_reader_build(refill->reader, refill->log.at, refill->log.at->tuple);
 
 	event->has_delivery = attempts >= 0;
 	event->attempts = Max(attempts, 0);
@@ -216,7 +216,7 @@ static void
 take_row(Refill *refill)
 {
 	const OutboxRelay *relay = refill->reader->relay;
-	int64		position = outbox_log_scan_position(&refill->log);
+	int64		position = outbox_log_merge_position(&refill->log);
 
 	while (delivery_position(&refill->deliveries) < position)
 		delivery_next(&refill->deliveries);
@@ -286,6 +286,13 @@ refill_one(OutboxReader *reader, const ScheduleRefill *wish)
 	Refill		refill = {.reader = reader, .wish = wish};
 	bool		more;
 
+	/* Its events may be on their way into another child: look again when they are there. */
+	if (outbox_ring_reaching(relay->database, relay->children_missing, wish->from_position) != 0)
+	{
+		outbox_schedule_refill_end(relay->schedule, wish->aggregate, false, outbox_clock_now());
+		reader->budget = 0;
+		return;
+	}
 	refill.parked = outbox_store_is_parked(relay, wish->aggregate);
 	refill.parked_from = refill.parked ? first_parked(wish) : PG_INT64_MAX;
 	open_log(&refill, wish->from_position);
@@ -293,7 +300,7 @@ refill_one(OutboxReader *reader, const ScheduleRefill *wish)
 	for (;; go_on(&refill))
 	{
 		/* What isn't seen yet comes with the pass or with its push. */
-		more = refill.log.tuple != NULL && outbox_tracker_is_seen(relay->tracker, outbox_log_scan_position(&refill.log));
+		more = refill.log.at != NULL && outbox_tracker_is_seen(relay->tracker, outbox_log_merge_position(&refill.log));
 		if (!more || refill.added == wish->max_events)
 			break;
 		if (refill.passed > 0 && (reader->budget <= 0 || !outbox_schedule_has_room(relay->schedule)))
@@ -302,7 +309,7 @@ refill_one(OutboxReader *reader, const ScheduleRefill *wish)
 		take_row(&refill);
 		reader->budget--;
 	}
-	outbox_log_scan_close(&refill.log);
+	outbox_log_merge_close(&refill.log);
 	delivery_close(&refill.deliveries);
 	write_parked(&refill);
 	outbox_schedule_refill_end(relay->schedule, wish->aggregate, !more, outbox_clock_now());
@@ -322,7 +329,7 @@ outbox_store_refill(OutboxRelay *relay)
 		outbox_store_settle(relay);
 	if (!outbox_schedule_next_refill(relay->schedule, outbox_clock_now(), &wish))
 		return;
-	outbox_store_begin(relay);
+	outbox_store_begin_reading(relay, 1, PG_INT64_MAX);
 	do
 	{
 		CHECK_FOR_INTERRUPTS();

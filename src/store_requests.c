@@ -287,7 +287,7 @@ outbox_store_record_requests(OutboxRelay *relay)
 	relay->requests_seen = pg_atomic_read_u32(&relay->database->requests);
 	relay->requests_at = PG_INT64_MAX;
 	pg_memory_barrier();
-	outbox_store_begin(relay);
+	outbox_store_begin_reading(relay, 1, 1);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	outbox_membership_fence(relay);

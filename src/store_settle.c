@@ -16,6 +16,7 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/json.h"
@@ -26,6 +27,7 @@
 #include "feed.h"
 #include "log.h"
 #include "relay.h"
+#include "ring.h"
 #include "writer.h"
 
 /* ------------------------------------------------------------- the ledger */
@@ -36,8 +38,8 @@ compare_acked(const void *a, const void *b)
 	const OutboxAcked *left = a;
 	const OutboxAcked *right = b;
 
-	if (left->child != right->child)
-		return left->child - right->child;
+	if (left->home != right->home)
+		return left->home < right->home ? -1 : 1;
 	return left->position < right->position ? -1 : left->position > right->position;
 }
 
@@ -85,33 +87,65 @@ insert_ledger_row(OutboxRelay *relay, OutboxWriter *writer, const OutboxAcked *e
 	outbox_writer_insert(writer, values, nulls);
 }
 
+/*
+ * Makes sure that entries' homes hold until the end of the transaction: the
+ * ledger twin is locked, so the child can't be emptied. A row that was carried
+ * over since it was read is looked for. One that is nowhere any more was
+ * recorded long ago, by another relay: nothing to record, home -1.
+ */
+static void
+pin_homes(OutboxRelay *relay, OutboxAcked *entries, int count)
+{
+	const OutboxCatalog *catalog = outbox_database_catalog(false);
+	int			pinned = -1;
+
+	for (int i = 0; i < count; i++)
+	{
+		while (entries[i].home != pinned && entries[i].home != -1)
+		{
+			int			child = outbox_home_child(entries[i].home);
+
+			LockRelationOid(catalog->ledger[child], RowExclusiveLock);
+			if (outbox_ring_home(relay->database, child) == entries[i].home)
+				pinned = entries[i].home;
+			else
+				entries[i].home = outbox_ring_find(relay->database, catalog, entries[i].position);
+		}
+	}
+}
+
 /* Records the acked positions; the array is sorted on the way. */
 static void
 write_ledger(OutboxRelay *relay, TimestampTz now)
 {
 	const OutboxCatalog *catalog = outbox_database_catalog(false);
+	OutboxAcked *entries = relay->acked + relay->acked_recorded;
+	int			count = relay->acked_count - relay->acked_recorded;
 	OutboxWriter writer;
-	int			child = -1;
+	int			home = -1;
 
-	qsort(relay->acked + relay->acked_recorded, relay->acked_count - relay->acked_recorded, sizeof(OutboxAcked), compare_acked);
-	for (int first = relay->acked_recorded, next; first < relay->acked_count; first = next)
+	pin_homes(relay, entries, count);
+	qsort(entries, count, sizeof(OutboxAcked), compare_acked);
+	for (int first = 0, next; first < count; first = next)
 	{
-		OutboxAcked *entry = &relay->acked[first];
+		OutboxAcked *entry = &entries[first];
 
 		next = first + 1;
-		while (next < relay->acked_count && relay->acked[next].child == entry->child &&
-			   relay->acked[next].position >> OUTBOX_BUCKET_SHIFT == entry->position >> OUTBOX_BUCKET_SHIFT)
+		if (entry->home == -1)
+			continue;
+		while (next < count && entries[next].home == entry->home &&
+			   entries[next].position >> OUTBOX_BUCKET_SHIFT == entry->position >> OUTBOX_BUCKET_SHIFT)
 			next++;
-		if (entry->child != child)
+		if (entry->home != home)
 		{
-			if (child != -1)
+			if (home != -1)
 				outbox_writer_close(&writer);
-			child = entry->child;
-			outbox_writer_open(&writer, catalog->ledger[child]);
+			home = entry->home;
+			outbox_writer_open(&writer, catalog->ledger[outbox_home_child(home)]);
 		}
 		insert_ledger_row(relay, &writer, entry, next - first, now);
 	}
-	if (child != -1)
+	if (home != -1)
 		outbox_writer_close(&writer);
 }
 

@@ -227,6 +227,17 @@ LockRelationOid(Oid relid, LOCKMODE lockmode)
 {
 }
 
+bool
+ConditionalLockRelationOid(Oid relid, LOCKMODE lockmode)
+{
+	return true;
+}
+
+void
+UnlockRelationOid(Oid relid, LOCKMODE lockmode)
+{
+}
+
 /* ---------- locks of transactions ---------- */
 
 static uint64

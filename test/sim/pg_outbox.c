@@ -17,14 +17,14 @@
 /* ---------- src/log_scan.c ---------- */
 
 void
-outbox_log_scan_open(OutboxLogScan *scan, int child, Oid index, ScanKey keys, int key_count, ScanDirection direction)
+outbox_log_scan_open(OutboxLogScan *scan, int home, Oid index, ScanKey keys, int key_count, ScanDirection direction)
 {
 	SimScan    *inner = sim_begin_scan(&sim_self->pg->view, keys, key_count, LOG_POSITION);
 
 	(void) GetActiveSnapshot();
 	sim_maybe_pass();
 	inner->direction = direction;
-	scan->child = child;
+	scan->home = home;
 	scan->scan = &inner->base;
 	outbox_log_scan_next(scan);
 }
@@ -97,7 +97,7 @@ outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext 
 	event->message.subject = message->subject;
 	event->message.data = message;
 	event->message.data_len = sizeof(SimMessage);
-	event->child = scan->child;
+	event->home = scan->home;
 	event->claim = -1;
 	event->agg_hash = row->hash;
 	event->schedule.position = row->position;
@@ -111,7 +111,7 @@ outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext 
 }
 
 OutboxEvent *
-outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *why)
+outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why)
 {
 	OutboxEvent *event = sim_calloc(1, sizeof(OutboxEvent));
 
@@ -121,7 +121,7 @@ outbox_envelope_broken(int child, int64 position, uint64 agg_hash, const char *w
 				 errmsg("out of memory")));
 	event->broken = "broken row";
 	event->event_id = "of an unreadable row";
-	event->child = child;
+	event->home = home;
 	event->claim = -1;
 	event->agg_hash = agg_hash;
 	event->schedule.position = position;

@@ -186,9 +186,8 @@ select_last_position(const Datum *values)
 }
 
 static void
-select_child(const Datum *values)
+select_ring(const Datum *values)
 {
-	one_int64(0);
 }
 
 static void
@@ -326,7 +325,7 @@ const SqlStatement sim_sql_statements[] = {
 	{"SELECT aggregate_type, subject FROM outbox.pauses", UINT64CONST(0x24DC172B52539931), select_pauses, false},
 	{"SELECT seqcache FROM", UINT64CONST(0xE42C101B5C796DD2), select_cache, false},
 	{"SELECT CASE WHEN is_called", UINT64CONST(0x35450E2C41575E20), select_last_position, false},
-	{"SELECT child::bigint FROM outbox.ring", UINT64CONST(0xCD270899B854D947), select_child, false},
+	{"SELECT child::integer, coalesce(last_position", UINT64CONST(0x8BAAE69213DE0A4D), select_ring, false},
 	{"SELECT transaction FROM pg_catalog.pg_prepared_xacts", UINT64CONST(0x96A8755ED6DA26C7), select_prepared, false},
 	{"SELECT max(position) FROM outbox.watermark", UINT64CONST(0xD1A4A5071A086560), select_watermark, false},
 	{"SELECT q.id, q.kind, q.agg_hash, q.position", UINT64CONST(0x9AEF6A8F7C367EFE), sim_sql_select_requests, false},

@@ -51,6 +51,8 @@ get_relname_relid(const char *relname, Oid relnamespace)
 
 	if (strcmp(relname, "position") == 0)
 		return SIM_SEQUENCE;
+	if (strcmp(relname, "ring") == 0)
+		return OID_RING;
 	if (strcmp(relname, "delivery") == 0)
 		return OID_DELIVERY;
 	if (strcmp(relname, "delivery_pkey") == 0)
@@ -329,6 +331,24 @@ next_delivery(SimScan *scan, const Version **version)
 			return delivery;
 	}
 	return NULL;
+}
+
+/* Only where the library isn't preloaded. */
+SysScanDesc
+systable_beginscan(Relation heapRelation, Oid indexId, bool indexOK, Snapshot snapshot, int nkeys, ScanKey key)
+{
+	sim_fail("systable_beginscan() is called");
+}
+
+HeapTuple
+systable_getnext(SysScanDesc sysscan)
+{
+	sim_fail("systable_getnext() is called");
+}
+
+void
+systable_endscan(SysScanDesc sysscan)
+{
 }
 
 SysScanDesc
