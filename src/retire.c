@@ -26,6 +26,9 @@
 /* Carried over from one child at most; more than that holds it up. */
 #define MAX_CARRIED 10000
 
+/* So many children are left free by outbox.purge() while it can't remove what it closes. */
+#define SPARE 3
+
 /* Delivery rows looked at in one transaction. */
 #define SWEEP_BATCH 10000
 
@@ -168,15 +171,19 @@ current_since(const OutboxRangeRow *current, int child)
 	return newest < current->opened_at ? DT_NOEND : current->opened_at;
 }
 
-/* Whether something of a child could be removed by outbox.purge(). */
+/*
+ * Whether outbox.purge() shall close a child: all that was published is old
+ * enough, or a part is, and there are children to spare. Calls that come too
+ * often must not use up the ring.
+ */
 static bool
-holds_old_events(const OutboxRetention *retention, int child)
+is_worth_closing(const OutboxRetention *retention, int child, bool can_spare)
 {
 	Oid			types[] = {TIMESTAMPTZOID};
 	Datum		values[] = {TimestampTzGetDatum(retention->before)};
 
-	run(psprintf("SELECT FROM outbox.ledger_%d WHERE settled_at <= $1 LIMIT 1", child), 1, types, values);
-	return SPI_processed > 0;
+	run(psprintf("SELECT min(settled_at) <= $1, max(settled_at) <= $1 FROM outbox.ledger_%d", child), 1, types, values);
+	return DatumGetBool(result(can_spare ? 1 : 2, BoolGetDatum(false)));
 }
 
 void
@@ -197,7 +204,7 @@ outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before
 	child = current == NULL ? 0 : current->child;
 	since = current_since(current, child);
 	*idle = since == DT_NOEND;
-	if (!(forced ? holds_old_events(retention, child) : since <= opened_before) ||
+	if (!(forced ? is_worth_closing(retention, child, count <= OUTBOX_CHILDREN - SPARE) : since <= opened_before) ||
 		(next = free_child(rows, count)) < 0)
 	{
 		outbox_retire_commit();

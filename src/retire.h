@@ -42,7 +42,7 @@ extern int outbox_retire_ranges(const OutboxRetention *retention, OutboxRangeRow
 
 /*
  * Opens another child for new events if the current one was opened before
- * opened_before; forced: if it holds anything to remove. idle: the current one
+ * opened_before; forced: if that helps to remove something. idle: the current one
  * has no events of its own (afterwards).
  */
 extern void outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before, bool forced, bool *idle);

@@ -128,13 +128,18 @@ is_state('parked', 'e2=failed e3=failed e1=failed', 'a parked aggregate stays pa
 
 # ----------------------------------------------------------- after a restart
 
+$node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+$node->restart;
+$node->safe_psql($db, q{SET client_min_messages = error; SELECT outbox.enqueue_text('now', 'unloaded', 'e1', 'x')});
+$node->append_conf('postgresql.conf', "shared_preload_libraries = 'outbox'");
 $node->restart;
 ok(wait_relay($node, $db), 'a relay after a restart');
+is_state('unloaded', 'e1=published', 'what was enqueued without the library went into the right child');
 events('after', 'ggg');
 is_state('after', 'e1=published e2=published e3=published', 'it goes on');
 is_state('skipped', 'e2=failed', 'and knows the old ones');
 is(current_child(), 1, 'in the same child');
-is(purge("older_than => '0'"), 'removed|7|4|' . "\n" . 'kept|4||it takes new events', 'and the next range goes the same way');
+is(purge("older_than => '0'"), 'removed|8|4|' . "\n" . 'kept|4||it takes new events', 'and the next range goes the same way');
 
 # ---------------------------------------------------------------- dead letters
 
