@@ -3,9 +3,9 @@
  *	  Latency under load: events at a fixed rate, each from the return of its
  *	  commit to the stream's ack.
  *
- * Several sessions enqueue one event per transaction, each at times fixed in
- * advance (event n at start + n / rate), whether or not the one before was
- * quick: a stall shows in all events that it delays. A NATS subscription sees
+ * Several sessions enqueue one event per transaction, or --batch events in one
+ * statement, at times fixed in advance (event n at start + n / rate), whether or
+ * not the one before was quick: a stall shows in all events that it delays. A NATS subscription sees
  * each message, whose reply subject it notes, and the stream's ack, which goes
  * to that subject. All times are of one clock, in this process. The latency
  * may be negative, as the relay doesn't wait for the session to learn of its
@@ -20,7 +20,10 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <libpq-fe.h>
 
@@ -40,8 +43,9 @@ static struct
 	long		sessions;
 	long		count;
 	long		warm_up;		/* so many before them aren't counted */
+	long		batch;
 	long		size;
-}			options = {"", "nats://127.0.0.1:4222", 500, 4, 2000, 0, 256};
+}			options = {"", "nats://127.0.0.1:4222", 500, 4, 2000, 0, 1, 256};
 
 /* Per event; 0: not yet. */
 static int64_t *called;
@@ -146,11 +150,18 @@ static PGconn *
 open_session(void)
 {
 	PGconn	   *session = PQconnectdb(options.conninfo);
+	char		statement[256];
 	PGresult   *result;
 
 	if (PQstatus(session) != CONNECTION_OK)
 		fail("connect to PostgreSQL", PQerrorMessage(session));
-	result = PQprepare(session, "enqueue", "SELECT outbox.enqueue_text('paced', $1, 'probe', $2)", 2, NULL);
+	if (options.batch == 1)
+		snprintf(statement, sizeof(statement), "SELECT outbox.enqueue_text('paced', $1, 'probe', $2)");
+	else
+		snprintf(statement, sizeof(statement),
+				 "SELECT count(outbox.enqueue_text('paced', (n %% %d)::text, 'probe', rpad(n::text || ' ', length($2))))"
+				 " FROM generate_series($1::bigint, $1::bigint + %ld) n", AGGREGATES, options.batch - 1);
+	result = PQprepare(session, "enqueue", statement, 2, NULL);
 	if (PQresultStatus(result) != PGRES_COMMAND_OK)
 		fail("prepare the statement", PQerrorMessage(session));
 	PQclear(result);
@@ -163,9 +174,9 @@ run_session(void *session)
 {
 	static pthread_mutex_t numbers = PTHREAD_MUTEX_INITIALIZER;
 	static long next_number = 0;
-	char		aggregate[24];
+	char		first_value[24];	/* the aggregate, or the first number of a batch */
 	char	   *payload = malloc((size_t) options.size + 1);
-	const char *values[] = {aggregate, payload};
+	const char *values[] = {first_value, payload};
 	long		first;
 
 	if (payload == NULL)
@@ -175,19 +186,26 @@ run_session(void *session)
 	pthread_mutex_lock(&numbers);
 	first = next_number++;
 	pthread_mutex_unlock(&numbers);
-	for (long number = first; number < total; number += options.sessions)
+	for (long number = first * options.batch; number < total; number += options.sessions * options.batch)
 	{
+		int64_t		called_us;
+		int64_t		returned_us;
 		PGresult   *result;
 
-		snprintf(aggregate, sizeof(aggregate), "%ld", number % AGGREGATES);
+		snprintf(first_value, sizeof(first_value), "%ld", options.batch == 1 ? number % AGGREGATES : number);
 		payload[snprintf(payload, (size_t) options.size, "%ld", number)] = ' ';
 		sleep_until(start_us + number * 1000000 / options.rate);
-		called[number] = now_us();
+		called_us = now_us();
 		result = PQexecPrepared(session, "enqueue", 2, values, NULL, NULL, 0);
-		returned[number] = now_us();
+		returned_us = now_us();
 		if (PQresultStatus(result) != PGRES_TUPLES_OK)
 			fail("enqueue", PQerrorMessage(session));
 		PQclear(result);
+		for (long i = number; i < number + options.batch; i++)
+		{
+			called[i] = called_us;
+			returned[i] = returned_us;
+		}
 	}
 	free(payload);
 	PQfinish(session);
@@ -238,7 +256,7 @@ print_result(void)
 	for (long i = options.warm_up; i < total; i++)
 		if (returned[i] > last)
 			last = returned[i];
-	printf("events=%ld size=%ld sessions=%ld rate=%.0f", options.count, options.size, options.sessions,
+	printf("events=%ld size=%ld sessions=%ld batch=%ld rate=%.0f", options.count, options.size, options.sessions, options.batch,
 		   (double) options.count * 1e6 / (double) (last - (start_us + options.warm_up * 1000000 / options.rate)));
 	print_series("commit", called, returned);
 	print_series("acked", returned, acked);
@@ -261,7 +279,8 @@ subscribe(void)
 static void
 usage(void)
 {
-	fputs("usage: paced [-d CONNINFO] [-s URL] [--rate N] [--sessions N] [--count N] [--warm-up N] [--size BYTES]\n", stderr);
+	fputs("usage: paced [-d CONNINFO] [-s URL] [--rate N] [--sessions N] [--count N] [--warm-up N]\n"
+		  "             [--batch N] [--size BYTES]\n", stderr);
 	exit(2);
 }
 
@@ -272,7 +291,7 @@ parse_options(int argc, char **argv)
 		{"dbname", required_argument, NULL, 'd'}, {"server", required_argument, NULL, 's'},
 		{"rate", required_argument, NULL, 'r'}, {"sessions", required_argument, NULL, 'n'},
 		{"count", required_argument, NULL, 'c'}, {"warm-up", required_argument, NULL, 'w'},
-		{"size", required_argument, NULL, 'z'}, {NULL, 0, NULL, 0},
+		{"batch", required_argument, NULL, 'b'}, {"size", required_argument, NULL, 'z'}, {NULL, 0, NULL, 0},
 	};
 
 	if (getenv("NATS_URL") != NULL)
@@ -287,11 +306,12 @@ parse_options(int argc, char **argv)
 			case 'n': options.sessions = parse_number(optarg, 1); break;
 			case 'c': options.count = parse_number(optarg, 1); break;
 			case 'w': options.warm_up = parse_number(optarg, 0); break;
+			case 'b': options.batch = parse_number(optarg, 1); break;
 			case 'z': options.size = parse_number(optarg, 32); break;
 			default: usage();
 		}
 	}
-	if (optind != argc || options.sessions > MAX_SESSIONS)
+	if (optind != argc || options.sessions > MAX_SESSIONS || (options.warm_up + options.count) % options.batch != 0)
 		usage();
 }
 

@@ -19,12 +19,12 @@ alone() {
 	hold_relay
 }
 
-# at_rate RATE SESSIONS
+# at_rate NAME RATE SESSIONS BATCH
 at_rate() {
 	local name
 	fresh_stream
 	release_relay
-	line=$("$bench/paced" --rate "$1" --sessions "$2" --warm-up "$1" --count "$(($1 * paced_seconds))")
+	line=$("$bench/paced" --rate "$2" --sessions "$3" --batch "$4" --warm-up "$2" --count "$(($2 * paced_seconds))")
 	for name in rate commit_p50_us acked_p50_us acked_p99_us acked_max_us; do
 		record "at_$1_$name" "$(value_of "$name" "$line")"
 	done
@@ -37,9 +37,9 @@ run_latency() {
 	fresh_postgres
 	new_database postgres
 	hold_relay
-	each_round in_turns one_at_a_time alone 'at_rate 500 4' 'at_rate 5000 32'
+	each_round in_turns one_at_a_time alone 'at_rate 500 500 4 1' 'at_rate 5000 5000 16 1' 'at_rate batch 5000 4 10'
 	record_ratios ratio alone_acked_p50_us sync_p50_us
-	for name in at_500_acked_p99 at_5000_acked_p50 at_5000_acked_p99; do
+	for name in at_500_acked_p99 at_5000_acked_p50 at_5000_acked_p99 at_batch_acked_p50 at_batch_acked_p99; do
 		record_ms "$name"
 	done
 }
@@ -56,7 +56,8 @@ report_latency() {
 		## latency: from commit to ack
 
 		Events of 256 bytes, one per transaction. "Commit" is the round trip of the statement that enqueues and commits; the
-		next two count from its return. At a rate: open loop, from 4 and 32 sessions, $paced_seconds s a round after one of warm-up.
+		next two count from its return. At a rate: open loop, $paced_seconds s a round after one of warm-up. Where the
+		rate isn't reached, the machine is full, and the times are those of waiting for the CPU.
 
 	TEXT
 	table_head us median '99 % within'
@@ -65,12 +66,16 @@ report_latency() {
 	table_row 'alone: commit to a NATS subscriber' "$(spread alone_received_p50_us)" "$(spread alone_received_p99_us)"
 	table_row 'alone: commit to ack' "$(spread alone_acked_p50_us)" "$(spread alone_acked_p99_us)"
 	table_row 'alone: call to ack' "$(spread alone_total_p50_us)" ''
-	table_row "500/s (reached $(median at_500_rate)): commit to ack" "$(spread at_500_acked_p50_us)" "$(spread at_500_acked_p99_us)"
-	table_row "5,000/s (reached $(median at_5000_rate)): commit to ack" "$(spread at_5000_acked_p50_us)" "$(spread at_5000_acked_p99_us)"
+	table_row "500/s from 4 sessions (reached $(median at_500_rate)): commit to ack" "$(spread at_500_acked_p50_us)" "$(spread at_500_acked_p99_us)"
+	table_row "5,000/s from 16 sessions (reached $(median at_5000_rate)): commit to ack" "$(spread at_5000_acked_p50_us)" "$(spread at_5000_acked_p99_us)"
+	table_row "5,000/s from 4 sessions, 10 a transaction (reached $(median at_batch_rate)): commit to ack" "$(spread at_batch_acked_p50_us)" "$(spread at_batch_acked_p99_us)"
 	target 'alone: commit to ack / js_Publish, medians' ratio at_most 3
 	target '500/s: p99, ms' at_500_acked_p99_ms below 5 1
 	target '5,000/s: median, ms' at_5000_acked_p50_ms below 2 1
 	target '5,000/s: p99, ms' at_5000_acked_p99_ms below 20 1
+	target '5,000/s, 10 a transaction: median, ms' at_batch_acked_p50_ms below 2 1
+	target '5,000/s, 10 a transaction: p99, ms' at_batch_acked_p99_ms below 20 1
 	plot latency 'Commit to ack, median' us 'js_PublishMsg round trip=sync_p50_us' 'alone=alone_acked_p50_us' \
-		'500/s=at_500_acked_p50_us' '5,000/s=at_5000_acked_p50_us'
+		'500/s=at_500_acked_p50_us' '5,000/s=at_5000_acked_p50_us' \
+		'5,000/s, 10 a transaction=at_batch_acked_p50_us'
 }
