@@ -138,24 +138,37 @@ hold_relay() {
 
 release_relay() { sql -c 'SELECT outbox.resume()' >/dev/null; }
 
-# enqueue_backlog EVENTS AGGREGATES [SIZE [TYPE]]: aggregates in turn, 5,000 events per
-# transaction. Leaves events per second in $enqueue_rate.
-enqueue_backlog() {
-	local start end
-	start=$(date +%s%N)
+# enqueue_part EVENTS AGGREGATES SIZE TYPE FIRST STEP: 5,000 events per transaction.
+enqueue_part() {
 	sql <<-SQL
 		DO \$\$
 		BEGIN
-			FOR n IN 0 .. $1 - 1 BY 5000 LOOP
-				PERFORM outbox.enqueue_text('${4:-order}', (i % $2)::text, 'placed', repeat('x', ${3:-256}))
-				FROM generate_series(n, least(n + 4999, $1 - 1)) i;
+			FOR n IN $5 .. $1 - 1 BY 5000 * $6 LOOP
+				PERFORM outbox.enqueue_text('$4', (i % $2)::text, 'placed', repeat('x', $3))
+				FROM generate_series(n, least(n + 5000 * $6, $1) - 1, $6) i;
 				COMMIT;
 			END LOOP;
 		END \$\$;
-		CHECKPOINT;
 	SQL
+}
+
+# enqueue_backlog EVENTS AGGREGATES [SIZE [TYPE]]: aggregates in turn; by two sessions,
+# each with its own half of them, if there are several. Leaves events per second in
+# $enqueue_rate.
+enqueue_backlog() {
+	local start end other
+	start=$(date +%s%N)
+	if (($2 % 2 == 0)); then
+		enqueue_part "$1" "$2" "${3:-256}" "${4:-order}" 1 2 &
+		other=$!
+		enqueue_part "$1" "$2" "${3:-256}" "${4:-order}" 0 2
+		wait "$other"
+	else
+		enqueue_part "$1" "$2" "${3:-256}" "${4:-order}" 0 1
+	fi
 	end=$(date +%s%N)
 	enqueue_rate=$(divide "$(($1 * 1000))" "$(((end - start) / 1000000))" 0)
+	sql -c CHECKPOINT
 }
 
 # wait_until_read: the relay knows of all that was enqueued, or holds as much as it may.

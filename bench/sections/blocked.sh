@@ -26,7 +26,7 @@ check_blocked() {
 }
 
 run_blocked() {
-	events=$(pick 50000 200000 200000)
+	events=$(pick 30000 100000 200000)
 	behind=$(pick 100000 1000000 1000000)
 	fresh_postgres
 	new_database postgres

@@ -53,7 +53,7 @@ drain_case() {
 
 run_depth() {
 	events=$(pick 30000 100000 100000)
-	archived=$(pick 200000 1000000 10000000)
+	archived=$(pick 100000 1000000 10000000)
 	fresh_postgres
 	add_archive
 	add_case shallow "$events"

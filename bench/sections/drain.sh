@@ -66,7 +66,7 @@ report_drain() {
 	cat <<-TEXT
 
 		The relay reaches $(spread ratio_full 2) of the publisher with the same headers. Its own memory afterwards: $(spread drain_anon_kb) kB.
-		The backlog was enqueued by one session, 5,000 a transaction, at $(spread enqueue) events/s.
+		The backlog was enqueued by two sessions, 5,000 a transaction, at $(spread enqueue) events/s.
 	TEXT
 	target 'drain / js_PublishMsgAsync' ratio at_least 0.8
 	[ "$(median limit)" -lt 70000 ] || target 'drain, events/s' drain at_least 40000 0

@@ -69,7 +69,7 @@ together() {
 
 run_end_to_end() {
 	local size
-	run_seconds=$(pick 2 5 20)
+	run_seconds=$(pick 2 4 20)
 	fresh_postgres
 	new_database postgres
 	write_scripts

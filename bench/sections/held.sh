@@ -31,7 +31,7 @@ size_of() {
 
 run_held() {
 	local name kind
-	events=$(pick 50000 200000 200000)
+	events=$(pick 40000 200000 200000)
 	fresh_postgres 'autovacuum_naptime = 5s'
 	new_database free
 	hold_relay
@@ -70,7 +70,7 @@ report_held() {
 	table_head '' 'snapshot held' without ratio
 	table_row 'drain, events/s' "$(spread held)" "$(spread free)" "$(spread ratio 2)"
 	table_row 'drain, last round' '' '' "$(median last 2)"
-	table_row 'enqueue, one session, events/s' "$(spread enqueue_held)" "$(spread enqueue_free)" "$(spread ratio_enqueue 2)"
+	table_row 'enqueue, two sessions, events/s' "$(spread enqueue_held)" "$(spread enqueue_free)" "$(spread ratio_enqueue 2)"
 	for kind in log ledger 'delivery|watermark|request'; do
 		table_row "${kind//|/, }: tables / indexes, MB" "${sizes[held $kind]}" "${sizes[free $kind]}" ''
 	done

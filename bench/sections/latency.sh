@@ -32,8 +32,8 @@ at_rate() {
 }
 
 run_latency() {
-	probes=$(pick 500 2000 5000)
-	paced_seconds=$(pick 2 4 10)
+	probes=$(pick 300 2000 5000)
+	paced_seconds=$(pick 1 3 10)
 	fresh_postgres
 	new_database postgres
 	hold_relay

@@ -52,7 +52,7 @@ with_databases() {
 
 run_scale() {
 	local name
-	events=$(pick 30000 100000 200000)
+	events=$(pick 30000 60000 200000)
 	fresh_postgres 'max_worker_processes = 24'
 	for name in scale1 scale2 scale3; do
 		PGDATABASE=postgres

@@ -32,10 +32,10 @@ shapes_round() {
 }
 
 run_shapes() {
-	events=$(pick 50000 200000 200000)
-	sync_count=$(pick 3000 10000 20000)
+	events=$(pick 40000 200000 200000)
+	sync_count=$(pick 2000 10000 20000)
 	# With atomic batches the whole backlog takes no longer than the others'.
-	if atomic_batches; then single_count=$events; else single_count=$(pick 3000 15000 50000); fi
+	if atomic_batches; then single_count=$events; else single_count=$(pick 2000 15000 50000); fi
 	fresh_postgres
 	new_database postgres
 	hold_relay
