@@ -138,6 +138,20 @@ hold_relay() {
 
 release_relay() { sql -c 'SELECT outbox.resume()' >/dev/null; }
 
+# Until the relays have read what they have room for: none of them uses the CPU.
+wait_until_read() {
+	local pids pid before=-1 now=0
+	mapfile -t pids < <(sql -c 'SELECT pid FROM outbox.status() WHERE database = current_database() AND pid IS NOT NULL')
+	until [ "$now" = "$before" ]; do
+		before=$now
+		now=0
+		sleep 0.2
+		for pid in "${pids[@]}"; do
+			now=$((now + $(cpu_us "$pid")))
+		done
+	done
+}
+
 # enqueue_part EVENTS AGGREGATES SIZE TYPE FIRST STEP: 5,000 events per transaction.
 enqueue_part() {
 	sql <<-SQL
@@ -153,8 +167,8 @@ enqueue_part() {
 }
 
 # enqueue_backlog EVENTS AGGREGATES [SIZE [TYPE]]: aggregates in turn; by two sessions,
-# each with its own half of them, if there are several. Leaves events per second in
-# $enqueue_rate.
+# each with its own half of them, if there are several. The relays have read what they
+# can when it returns. Leaves events per second in $enqueue_rate.
 enqueue_backlog() {
 	local start end other
 	start=$(date +%s%N)
@@ -169,24 +183,7 @@ enqueue_backlog() {
 	end=$(date +%s%N)
 	enqueue_rate=$(divide "$(($1 * 1000))" "$(((end - start) / 1000000))" 0)
 	sql -c CHECKPOINT
-}
-
-# wait_until_read: the relay knows of all that was enqueued, or holds as much as it may.
-wait_until_read() {
-	sql <<-'SQL'
-		DO $$
-		DECLARE
-			before bigint := -1;
-			now bigint;
-		BEGIN
-			LOOP
-				SELECT sum(backlog) INTO now FROM outbox.status() WHERE database = current_database();
-				EXIT WHEN now = before;
-				before := now;
-				PERFORM pg_sleep(0.3);
-			END LOOP;
-		END $$;
-	SQL
+	wait_until_read
 }
 
 # drain EVENTS: lets the held relay go, and leaves in $seconds the time from there

@@ -36,6 +36,7 @@ target() {
 			v += 0; goal += 0
 			if (how == "at_least" ? v >= goal : how == "at_most" ? v <= goal : v < goal) print "reached"
 			else if (goal == 0) printf "missed by %g\n", v
+			else if (how != "at_least" && v > 2 * goal) printf "missed: %.3g times the goal\n", v / goal
 			else printf "missed by %.*f %%\n", (d = (how == "at_least" ? goal - v : v - goal) / goal * 100) < 10, d }')" \
 		>>"$WORK/report/$section.targets"
 }
@@ -72,7 +73,7 @@ write_report() {
 	cat <<-TEXT
 		# Results of bench/run
 
-		\`$command\`, $(date -u +%Y-%m-%d), commit $(commit_id), $((SECONDS / 60)) minutes.
+		\`$command\`, $(date -u +%Y-%m-%d), commit $(commit_id), $(((SECONDS + 59) / 60)) min.
 		What is compared takes turns within one run, in alternating order. Figures are medians of $rounds rounds, with the lowest and
 		the highest; a ratio is taken round by round. \`bench/run NAME\` repeats one section.
 

@@ -8,7 +8,6 @@ make_blocked() {
 	sql -c "SELECT outbox.enqueue_text('stuck', '0', 'refused', 'x', subject => 'none.stuck')" >/dev/null
 	wait_for 30 "SELECT attempts >= 0 AND last_error IS NOT NULL FROM outbox.events WHERE event_type = 'refused'" || die 'the head is not refused'
 	enqueue_backlog "$behind" 1 256 stuck
-	wait_until_read
 	hold_relay
 }
 

@@ -41,7 +41,6 @@ drain_case() {
 	local watcher
 	export PGDATABASE=$1
 	enqueue_backlog "$events" 10000
-	wait_until_read
 	fresh_stream
 	watch_memory "$(relay_pid)" "$WORK/memory" &
 	watcher=$!
