@@ -32,6 +32,17 @@ record_ratios() {
 	done
 }
 
+# record_differences NAME OF MINUS: round by round.
+record_differences() {
+	local name=$1 i
+	local -a of minus
+	read -ra of <<<"${figures[$2]}"
+	read -ra minus <<<"${figures[$3]}"
+	for ((i = 0; i < ${#of[@]}; i++)); do
+		record "$name" "$(awk -v a="${of[i]}" -v b="${minus[i]}" 'BEGIN { print a - b }')"
+	done
+}
+
 # pick QUICK NORMAL LARGE: the size that fits the mode.
 pick() {
 	case $mode in
@@ -260,10 +271,10 @@ make_plain_table() {
 # A JSON payload of 256 bytes.
 JSON_PAYLOAD="{\"lines\": [1, 2, 3], \"total\": 12.50, \"padding\": \"$(printf 'x%.0s' {1..186})\", \"currency\": \"EUR\"}"
 
-# run_pgbench SCRIPT CLIENTS SECONDS OPTION...: leaves $tps and $transactions.
+# run_pgbench SCRIPT CLIENTS OPTION...: leaves $tps and $transactions.
 run_pgbench() {
 	local output
-	output=$("$PG_BIN/pgbench" -n -M prepared -f "$1" -c "$2" -j "$(($2 < 2 ? $2 : 2))" -T "$3" -D "payload=$JSON_PAYLOAD" "${@:4}" 2>&1) ||
+	output=$("$PG_BIN/pgbench" -n -M prepared -f "$1" -c "$2" -j "$(($2 < 2 ? $2 : 2))" -D "payload=$JSON_PAYLOAD" "${@:3}" 2>&1) ||
 		die "pgbench: $output"
 	grep -q 'number of failed transactions: 0 ' <<<"$output" || die "pgbench: $output"
 	tps=$(sed -n 's/^tps = \([0-9.]*\).*/\1/p' <<<"$output")

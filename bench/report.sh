@@ -53,7 +53,7 @@ plot() {
 	mkdir -p "$WORK/report/plots"
 	for bar in "${@:4}"; do
 		printf '%s\t%s\n' "${bar%=*}" "$(tr ' ' '\n' <<<"${figures[${bar##*=}]}" | grep . | sort -n | tr '\n' ' ')"
-	done | awk -v title="$title" -v unit="$unit" -f "$ROOT/bench/plot.awk" >"$WORK/report/plots/$name.svg"
+	done | awk -v title="$title" -v unit="$unit" -f "$WORK/src/bench/plot.awk" >"$WORK/report/plots/$name.svg"
 	printf '\n![%s](plots/%s.svg)\n' "$title" "$name"
 }
 

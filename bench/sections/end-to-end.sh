@@ -41,12 +41,22 @@ watch_flow() {
 	SQL
 }
 
+# Time that all CPUs have spent idle or waiting for the disk, and all their time, in ticks.
+cpu_idle() { awk '/^cpu / { for (i = 2; i <= 9; i++) all += $i; print $5 + $6, all }' /proc/stat; }
+
+# record_idle NAME BEFORE: per cent of the CPUs that nobody used since.
+record_idle() {
+	record "$1" "$(awk -v before="$2" -v now="$(cpu_idle)" 'BEGIN { split(before, b, " "); split(now, n, " "); printf "%.0f", (n[1] - b[1]) / (n[2] - b[2]) * 100 }')"
+}
+
 # together EVENTS-A-TRANSACTION
 together() {
-	local size=$1 alone rate watcher
+	local size=$1 alone rate watcher idle
 	set_workers 0
 	sql -c CHECKPOINT
-	run_pgbench "$WORK/writers_$size.sql" "$CLIENTS" "$run_seconds"
+	idle=$(cpu_idle)
+	run_pgbench "$WORK/writers_$size.sql" "$CLIENTS" -T "$run_seconds"
+	record_idle "idle_alone_$size" "$idle"
 	alone=$(awk -v tps="$tps" -v n="$size" 'BEGIN { printf "%.0f", tps * n }')
 	record "alone_$size" "$alone"
 	set_workers 1
@@ -58,7 +68,9 @@ together() {
 		watch_flow "$((run_seconds - 1)).5"
 	} >"$WORK/flow" &
 	watcher=$!
-	run_pgbench "$WORK/writers_$size.sql" "$CLIENTS" "$((run_seconds + 1))" --rate "$rate"
+	idle=$(cpu_idle)
+	run_pgbench "$WORK/writers_$size.sql" "$CLIENTS" -T "$((run_seconds + 1))" --rate "$rate"
+	record_idle "idle_together_$size" "$idle"
 	wait "$watcher"
 	record "offered_$size" "$(divide "$rate" "$(divide 1 "$size" 6)" 0)"
 	record "written_$size" "$(divide "$tps" "$(divide 1 "$size" 6)" 0)"
@@ -97,6 +109,8 @@ report_end_to_end() {
 	table_row 'published meanwhile' "$(spread published_1)" "$(spread published_100)"
 	table_row 'growth of the backlog' "$(spread growth_1)" "$(spread growth_100)"
 	table_row 'published / offered' "$(spread kept_up_1 2)" "$(spread kept_up_100 2)"
+	table_row 'CPU left idle by the writers alone, %' "$(spread idle_alone_1)" "$(spread idle_alone_100)"
+	table_row 'CPU left idle with the relay, %' "$(spread idle_together_1)" "$(spread idle_together_100)"
 	for size in 1 100; do
 		target "$size a transaction: growth of the backlog / offered" "share_$size" at_most "$FLAT" 3
 		target "$size a transaction: written / offered" "reached_$size" at_least 0.97

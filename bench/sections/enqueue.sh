@@ -27,12 +27,26 @@ write_script() {
 	SQL
 }
 
+# run_variant NAME CLIENTS
 run_variant() {
+	run_pgbench "$WORK/$1.sql" "$2" -T "$run_seconds"
+	record "$1_$2" "$tps"
+}
+
+# WAL of so many transactions, without the full-page images that depend on how
+# long ago the last checkpoint was.
+measure_wal() {
 	local before
 	before=$(wal_position)
-	run_pgbench "$WORK/$1.sql" "$2" "$run_seconds"
-	record "$1_$2" "$tps"
-	[ "$2" != 4 ] || record "$1_wal" "$(divide "$(($(wal_position) - before))" "$transactions" 0)"
+	run_pgbench "$WORK/$1.sql" 4 -t "$wal_transactions"
+	record "$1_wal" "$(divide "$(($(wal_position) - before))" "$transactions" 1)"
+}
+
+full_page_writes() {
+	sql -c "ALTER SYSTEM SET full_page_writes = $1" -c 'SELECT pg_reload_conf()' >/dev/null
+	# The checkpointer tells the others.
+	wait_for 30 "SELECT setting = '$1' FROM pg_settings WHERE name = 'full_page_writes'"
+	sql -c CHECKPOINT
 }
 
 enqueue_round() {
@@ -40,17 +54,20 @@ enqueue_round() {
 	sql -c CHECKPOINT
 	# What the checkpoint makes to be written in full is written here.
 	for variant in none plain outbox; do
-		run_pgbench "$WORK/$variant.sql" 4 1
+		run_pgbench "$WORK/$variant.sql" 4 -T 1
 	done
 	for clients in "${CLIENTS[@]}"; do
 		in_turns "run_variant plain $clients" "run_variant outbox $clients"
-		[ "$clients" != 4 ] || run_variant none 4
 	done
+	run_variant none 4
 }
 
+wal_round() { in_turns 'measure_wal none' 'measure_wal plain' 'measure_wal outbox'; }
+
 run_enqueue() {
-	local clients i
+	local clients variant
 	run_seconds=$(pick 1 3 6)
+	wal_transactions=$(pick 500 2000 5000)
 	fresh_postgres 'outbox.workers = 0' 'autovacuum = off'
 	sql -c 'CREATE EXTENSION outbox'
 	make_business
@@ -59,17 +76,13 @@ run_enqueue() {
 	write_script plain "INSERT INTO plain_outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('account', :a::text, 'account.changed', :payload);"
 	write_script outbox "SELECT outbox.enqueue('account', :a::text, 'account.changed', :payload);"
 	each_round enqueue_round
+	full_page_writes off
+	each_round wal_round
 	for clients in "${CLIENTS[@]}"; do
 		record_ratios "ratio_$clients" "outbox_$clients" "plain_$clients"
 	done
-	for variant in plain outbox; do
-		local -a all none
-		read -ra all <<<"${figures[${variant}_wal]}"
-		read -ra none <<<"${figures[none_wal]}"
-		for ((i = 0; i < ${#all[@]}; i++)); do
-			record "${variant}_event_wal" "$((all[i] - none[i]))"
-		done
-	done
+	record_differences plain_event_wal plain_wal none_wal
+	record_differences outbox_event_wal outbox_wal none_wal
 	record_ratios ratio_wal outbox_event_wal plain_event_wal
 }
 
@@ -90,8 +103,9 @@ report_enqueue() {
 	target 'WAL bytes of an event, outbox / plain' ratio_wal at_most 0.8
 	cat <<-TEXT
 
-		WAL at 4 clients: $(spread outbox_wal) bytes a transaction with outbox.enqueue, $(spread plain_wal) with the plain INSERT,
-		$(spread none_wal) with neither (at $(spread none_4) tx/s); so an event costs $(spread outbox_event_wal) and $(spread plain_event_wal) bytes.
+		Without any event: $(spread none_4) tx/s at 4 clients. WAL of $((4 * wal_transactions)) transactions a round, without full-page images:
+		$(spread outbox_wal) bytes each with outbox.enqueue, $(spread plain_wal) with the plain INSERT, $(spread none_wal) with neither;
+		so an event costs $(spread outbox_event_wal) and $(spread plain_event_wal) bytes.
 	TEXT
 	plot enqueue 'Business transactions with an event' 'transactions/s' \
 		'outbox, 1 client=outbox_1' 'plain, 1 client=plain_1' 'outbox, 4 clients=outbox_4' 'plain, 4 clients=plain_4' \

@@ -62,22 +62,24 @@ watch_idle() {
 	record "cpu_$1" "$(divide "$cpu" "$((idle_seconds * 1000))" 3)"
 }
 
-# Something was done in each, as in real databases.
-idle_database() {
-	new_database "$1"
-	sql -c "SELECT count(outbox.enqueue('warm', i::text, 'E', '1')) FROM generate_series(1, 100) i" >/dev/null
-	wait_for 30 "SELECT $(status 'sum(backlog) = 0')" || die "$1 is not drained"
+# idle_databases FIRST LAST: something was done in each, as in real databases.
+idle_databases() {
+	local i
+	for ((i = $1; i <= $2; i++)); do
+		sql -d template1 -c "CREATE DATABASE idle$i"
+		sql -d "idle$i" -c 'CREATE EXTENSION outbox' \
+			-c "SELECT count(outbox.enqueue('warm', i::text, 'E', '1')) FROM generate_series(1, 100) i" >/dev/null
+	done
+	PGDATABASE=idle1 wait_for 60 "SELECT count(*) = $2 FROM outbox.status() WHERE state = 'active' AND backlog = 0" ||
+		die 'not all databases are drained'
 }
 
 run_idle() {
-	local i
 	idle_seconds=$(pick 10 60 60)
 	fresh_postgres 'autovacuum = off' 'max_worker_processes = 32' 'wal_level = minimal' 'max_wal_senders = 0'
-	idle_database idle1
+	idle_databases 1 1
 	watch_idle 1
-	for ((i = 2; i <= 20; i++)); do
-		PGDATABASE=postgres idle_database "idle$i"
-	done
+	idle_databases 2 20
 	watch_idle 20
 }
 
