@@ -24,6 +24,15 @@ now_us(void)
 	return (int64_t) now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
+static int
+compare_int64(const void *a, const void *b)
+{
+	int64_t		left = *(const int64_t *) a;
+	int64_t		right = *(const int64_t *) b;
+
+	return (left > right) - (left < right);
+}
+
 static void
 fail(const char *what, const char *why)
 {

@@ -144,15 +144,6 @@ measure(PGconn *session, char *payload, long number, long slot)
 	pthread_mutex_unlock(&probe.mutex);
 }
 
-static int
-compare_int64(const void *a, const void *b)
-{
-	int64_t		left = *(const int64_t *) a;
-	int64_t		right = *(const int64_t *) b;
-
-	return (left > right) - (left < right);
-}
-
 static void
 print_result(void)
 {

@@ -176,15 +176,6 @@ wait_in_flight(long limit, long target)
 	return ok;
 }
 
-static int
-compare_int64(const void *a, const void *b)
-{
-	int64_t		left = *(const int64_t *) a;
-	int64_t		right = *(const int64_t *) b;
-
-	return (left > right) - (left < right);
-}
-
 static void
 print_result(const char *mode, long asked, int64_t elapsed_us)
 {

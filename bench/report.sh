@@ -1,0 +1,100 @@
+# shellcheck shell=bash disable=SC2154
+# From figures to text: medians, tables, verdicts, plots, bench/RESULTS.md.
+
+# spread NAME [DECIMALS]: "median (min to max)".
+spread() {
+	tr ' ' '\n' <<<"${figures[$1]}" | grep . | sort -n | awk -v d="${2:-0}" '{ v[NR] = $1 }
+		END { printf "%.*f (%.*f to %.*f)", d, NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2, d, v[1], d, v[NR] }'
+}
+
+median() { spread "$1" "${2:-0}" | cut -d' ' -f1; }
+
+# table HEADING... -- then rows by table_row
+table_head() {
+	local cell
+	printf '|'
+	for cell in "$@"; do printf ' %s |' "$cell"; done
+	printf '\n|'
+	for cell in "$@"; do printf -- '---|'; done
+	printf '\n'
+}
+
+table_row() {
+	local cell
+	printf '|'
+	for cell in "$@"; do printf ' %s |' "$cell"; done
+	printf '\n'
+}
+
+# target TEXT FIGURE at_least|at_most|below GOAL [DECIMALS]: one line of the table
+# of targets, by the figure's median.
+target() {
+	local value
+	value=$(median "$2" 4)
+	table_row "$section" "$1" "${3//_/ } $4" "$(spread "$2" "${5:-2}")" \
+		"$(awk -v v="$value" -v how="$3" -v goal="$4" 'BEGIN {
+			v += 0; goal += 0
+			if (how == "at_least" ? v >= goal : how == "at_most" ? v <= goal : v < goal) print "reached"
+			else if (goal == 0) printf "missed by %g\n", v
+			else if (how != "at_least" && v > 2 * goal) printf "missed: %.3g times the goal\n", v / goal
+			else printf "missed by %.*f %%\n", (d = (how == "at_least" ? goal - v : v - goal) / goal * 100) < 10, d }')" \
+		>>"$WORK/report/$section.targets"
+}
+
+# condition TEXT GOAL MEASURED TRUE-OR-FALSE: a target that is no comparison of numbers.
+condition() {
+	table_row "$section" "$1" "$2" "$3" "$([ "$4" = true ] && echo reached || echo missed)" >>"$WORK/report/$section.targets"
+}
+
+# plot NAME TITLE UNIT LABEL=FIGURE...: horizontal bars of medians, with whiskers.
+# Prints the line that shows it.
+plot() {
+	local name=$1 title=$2 unit=$3 bar
+	mkdir -p "$WORK/report/plots"
+	for bar in "${@:4}"; do
+		printf '%s\t%s\n' "${bar%=*}" "$(tr ' ' '\n' <<<"${figures[${bar##*=}]}" | grep . | sort -n | tr '\n' ' ')"
+	done | awk -v title="$title" -v unit="$unit" -f "$WORK/src/bench/plot.awk" >"$WORK/report/plots/$name.svg"
+	printf '\n![%s](plots/%s.svg)\n' "$title" "$name"
+}
+
+commit_id() {
+	local id
+	if ! id=$(git -C "$ROOT" rev-parse --short HEAD 2>/dev/null); then
+		echo "unknown"
+	elif git -C "$ROOT" diff --quiet HEAD -- src sql; then
+		echo "$id"
+	else
+		echo "$id with changes"
+	fi
+}
+
+write_report() {
+	local section
+	cat <<-TEXT
+		# Results of bench/run
+
+		\`$command\`, $(date -u +%Y-%m-%d), commit $(commit_id), $(((SECONDS + 59) / 60)) min.
+		What is compared takes turns within one run, in alternating order. Figures are medians of $rounds rounds, with the lowest and
+		the highest; a ratio is taken round by round. \`bench/run NAME\` repeats one section.
+
+		| machine | |
+		|---|---|
+		| CPU | $(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1) |
+		| memory | $(awk '/^MemTotal/ { printf "%d GB", $2 / 1048576 + 0.5 }' /proc/meminfo) |
+		| system | $(. /etc/os-release && echo "$PRETTY_NAME"), Linux $(uname -r | cut -d- -f1), data on $(stat -f -c %T "$WORK") |
+		| PostgreSQL | $("$PG_CONFIG" --version | cut -d' ' -f2), fsync and synchronous_commit on, shared_buffers 512 MB |
+		| NATS | $(nats-server --version | sed 's/: v/ /'), libnats $(pkg-config --modversion libnats 2>/dev/null || echo unknown), file storage, one replica |
+
+		Clients, PostgreSQL, relay and nats-server share the CPUs.
+
+		## Targets
+
+	TEXT
+	table_head section target goal 'measured' verdict
+	for section in "${sections[@]}"; do
+		cat "$WORK/report/$section.targets" 2>/dev/null || table_row "$section" '' '' '' 'not measured: it failed'
+	done
+	for section in "${sections[@]}"; do
+		[ ! -s "$WORK/report/$section.md" ] || printf '\n%s\n' "$(cat "$WORK/report/$section.md")"
+	done
+}
