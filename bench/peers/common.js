@@ -28,7 +28,7 @@ export async function ready() {
 
 /* An event is {id, aggregate, payload}: id a text that is the event's own. */
 export async function openPublisher(way = 'library') {
-	const connection = await connect({ servers: process.env.NATS_URL })
+	const connection = await connect({ servers: process.env.NATS_URL, noAsyncTraces: true })
 	if (way === 'inbox') return publishWithInbox(connection)
 	const js = jetstream(connection)
 	return event => js.publish(subjectOf(event), event.payload, { msgID: event.id, timeout: ACK_TIMEOUT_MS })

@@ -14,20 +14,30 @@ const CONFIRM_MS = 100
 
 const publish = await openPublisher(process.argv[2])
 const service = new LogicalReplicationService({}, { acknowledge: { auto: false, timeoutSeconds: 0 }, flowControl: { enabled: true } })
+let burst = []
 let inFlight = 0
 let resume
 let transaction = []
 let commits = Promise.resolve()
 let confirmed, confirmable
 
+/* What came in one go goes out in one go: the NATS client writes once for publishes that follow each other at once. */
+function flush() {
+	for (const { event, resolve, reject } of burst)
+		publish(event).then(() => {
+			if (--inFlight < WINDOW && resume) resume = resume()
+			resolve()
+		}, reject)
+	burst = []
+}
+
 function sendEvent(body) {
 	/* "ID AGGREGATE PAYLOAD" */
 	const end = body.indexOf(' ', 37)
 	const event = { id: body.slice(0, 36), aggregate: body.slice(37, end), payload: body.slice(end + 1) }
 	inFlight++
-	transaction.push(publish(event).then(() => {
-		if (--inFlight < WINDOW && resume) resume = resume()
-	}))
+	if (burst.length === 0) setImmediate(flush)
+	transaction.push(new Promise((resolve, reject) => burst.push({ event, resolve, reject })))
 }
 
 /* With flow control the library waits for the promise before it goes on. */

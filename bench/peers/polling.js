@@ -1,22 +1,20 @@
 /*
- * A polling relay as well tuned as it gets while it keeps the order: one
- * transaction claims up to 1,000 rows, publishes them all at once over one
- * connection, and marks them with one UPDATE. After a full batch the next one
- * follows at once, else after POLL_MS.
+ * A well-tuned polling relay: a transaction claims up to 1,000 rows, publishes
+ * them all at once over one connection, and marks them with one UPDATE. After a
+ * full batch the next one follows at once, else after POLL_MS. Several loops
+ * overlap claiming, publishing and marking, and nothing but luck keeps the
+ * events of an aggregate in order between them.
  *
- *   node polling.js library|inbox
+ *   node polling.js library|inbox LOOPS
  */
 import pg from 'pg'
 import { openPublisher, ready, sleep } from './common.js'
 
 const BATCH = 1000
-const POLL_MS = 10
+const POLL_MS = 5
 
-const db = new pg.Client()
-await db.connect()
-/* A mark that a crash loses means one event sent again, under the same id. */
-await db.query('SET synchronous_commit = off')
-const publish = await openPublisher(process.argv[2])
+const [way, loops] = process.argv.slice(2)
+const publish = await openPublisher(way)
 
 const claim = {
 	name: 'claim',
@@ -27,7 +25,7 @@ const claim = {
 const mark = { name: 'mark', text: 'UPDATE peer.outbox SET published_at = now() WHERE id = ANY ($1::bigint[])' }
 
 /* Returns how many rows it found; what wasn't acknowledged stays for the next batch. */
-async function relay() {
+async function relayBatch(db) {
 	await db.query('BEGIN')
 	const { rows } = await db.query(claim)
 	if (rows.length > 0) {
@@ -40,6 +38,19 @@ async function relay() {
 	return rows.length
 }
 
+async function open() {
+	const db = new pg.Client()
+	await db.connect()
+	/* A mark that a crash loses means one event sent again, under the same id. */
+	await db.query('SET synchronous_commit = off')
+	return db
+}
+
+async function relay(db) {
+	for (;;)
+		if (await relayBatch(db) < BATCH) await sleep(POLL_MS)
+}
+
+const sessions = await Promise.all(Array.from({ length: Number(loops) }, open))
 await ready()
-for (;;)
-	if (await relay() < BATCH) await sleep(POLL_MS)
+sessions.forEach(relay)

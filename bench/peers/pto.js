@@ -12,7 +12,7 @@ import {
 import { openPublisher, ready, sleep } from './common.js'
 
 const BATCH = 1000
-const CONNECTIONS = 20
+const CONNECTIONS = 5
 
 if (process.argv[2] === 'setup') {
 	const names = {
@@ -38,7 +38,7 @@ const settings = {
 	dbSchema: 'peer', dbTable: 'outbox', messageCleanupIntervalInMs: 0,
 	enableMaxAttemptsProtection: false, enablePoisonousMessageProtection: false,
 	nextMessagesFunctionSchema: 'peer', nextMessagesFunctionName: 'next_outbox_messages',
-	nextMessagesBatchSize: BATCH, nextMessagesPollingIntervalInMs: 50, nextMessagesLockInMs: 60000,
+	nextMessagesBatchSize: BATCH, nextMessagesPollingIntervalInMs: 10,
 	dbPublication: 'peer', dbReplicationSlot: 'peer',
 }
 const config = { outboxOrInbox: 'outbox', dbListenerConfig: {}, dbHandlerConfig: connection, settings }
@@ -46,12 +46,12 @@ const config = { outboxOrInbox: 'outbox', dbListenerConfig: {}, dbHandlerConfig:
 await ready()
 if (process.argv[2] === 'polling')
 	/*
-	 * Asks for a batch when most of the last one is done: each fetch sorts all that is pending, and the default fetches
-	 * one message for each that is done (and one at a time at first).
+	 * The next batch when the last one is done: by default one message is fetched for each that is done, though each
+	 * fetch sorts all that is pending; and a fetch while messages are being handled locks them, and their handling fails.
 	 */
 	initializePollingMessageListener({ ...config, dbListenerConfig: { ...connection, max: 2 } }, handler, logger, {
 		batchSizeStrategy: async busy => {
-			if (busy < BATCH / 10) return BATCH
+			if (busy === 0) return BATCH
 			await sleep(1)
 			return 0
 		},
