@@ -2,7 +2,8 @@
  * The yardstick of bench/peers/run: what is in the stream.
  *
  *   node stream.js create             makes the stream OUTBOX anew
- *   node stream.js wait COUNT SECONDS until it has that many messages; prints how many it has
+ *   node stream.js wait COUNT SILENCE [LIMIT]    until it has that many messages, or none came for
+ *                                     SILENCE seconds, or LIMIT is over; prints how many it has
  *   node stream.js check [--log FILE] [--warm-up SECONDS] [--go NANOSECONDS]
  *
  * check compares the stream with the events that were committed: the row of each
@@ -31,11 +32,17 @@ async function create() {
 }
 
 async function wait() {
-	const [wanted, seconds] = rest.map(Number)
-	const end = Date.now() + seconds * 1000
+	const [wanted, silence, limit = Infinity] = rest.map(Number)
+	const start = Date.now()
+	let changed = start
 	let count
-	while ((count = await countMessages()) < wanted && Date.now() < end)
+	for (;;) {
+		const before = count
+		count = await countMessages()
+		if (count !== before) changed = Date.now()
+		if (count >= wanted || Date.now() - changed > silence * 1000 || Date.now() - start > limit * 1000) break
 		await new Promise(resolve => setTimeout(resolve, 200))
+	}
 	console.log(count)
 }
 
