@@ -9,8 +9,7 @@
 import pg from 'pg'
 import { openPublisher, ready, sleep } from './common.js'
 
-const POLL_MS = 10
-const CHUNK = 1000 /* so that a large batch isn't in memory as a whole, nor in flight */
+const POLL_MS = 5
 
 const db = new pg.Client()
 await db.connect()
@@ -18,27 +17,18 @@ await db.query('SET synchronous_commit = off')
 const publish = await openPublisher(process.argv[2])
 
 const next = { name: 'next', text: "SELECT pgq.next_batch('peer', 'relay') AS batch" }
-const open = { name: 'open', text: "SELECT pgq.get_batch_cursor($1, 'events', 0)" }
-/* Values as they come: nobody needs the times. */
-const fetch = { text: `FETCH ${CHUNK} FROM events`, rowMode: 'array', types: { getTypeParser: () => text => text } }
+const read = {
+	name: 'read', text: 'SELECT ev_extra1, ev_type, ev_data FROM pgq.get_batch_events($1)', rowMode: 'array',
+}
 const finish = { name: 'finish', text: 'SELECT pgq.finish_batch($1)' }
-
-/* Of the cursor's columns: 4 ev_type, 5 ev_data, 6 ev_extra1. */
-const eventOf = row => ({ id: row[6], aggregate: row[4], payload: row[5] })
 
 /* Returns whether there was a batch. */
 async function relay() {
 	const { batch } = (await db.query(next)).rows[0]
 	if (batch === null) return false
-	await db.query('BEGIN')
-	await db.query({ ...open, values: [batch] })
-	for (;;) {
-		const { rows } = await db.query(fetch)
-		await Promise.all(rows.map(row => publish(eventOf(row))))
-		if (rows.length < CHUNK) break
-	}
+	const { rows } = await db.query({ ...read, values: [batch] })
+	await Promise.all(rows.map(([id, aggregate, payload]) => publish({ id, aggregate, payload })))
 	await db.query({ ...finish, values: [batch] })
-	await db.query('COMMIT')
 	return true
 }
 
@@ -48,6 +38,5 @@ for (;;)
 		if (!await relay()) await sleep(POLL_MS)
 	} catch (error) {
 		console.error(error)
-		await db.query('ROLLBACK')
 		await sleep(POLL_MS)
 	}
