@@ -4,9 +4,9 @@
  *	  for outbox.events.publish_state.
  *
  * Each relay uses a part of the database's array and is its only writer, but
- * for the moments in which the number of relays changes, or one that was
- * frozen wakes up: so an entry is taken only if it is free, and freed only if
- * it still holds the position that was put there.
+ * for the times in which the number of relays changes, or another one has taken
+ * over from one that is frozen: so an entry is taken only if it is free, says
+ * whose it is, and is freed only if it still holds what was put there.
  */
 #include "relay.h"
 
@@ -36,7 +36,7 @@ outbox_claims_take(OutboxRelay *relay, int64 position)
 		uint64		free = 0;
 
 		claims->next = (claims->next + 1) % claims->count;
-		if (!pg_atomic_compare_exchange_u64(&relay->database->claimed[index], &free, (uint64) position))
+		if (!pg_atomic_compare_exchange_u64(&relay->database->claimed[index], &free, outbox_claim_entry(relay->member.place, position)))
 			continue;
 		claims->held++;
 		return index;
@@ -47,7 +47,7 @@ outbox_claims_take(OutboxRelay *relay, int64 position)
 void
 outbox_claims_release(OutboxRelay *relay, int index, int64 position)
 {
-	uint64		expected = (uint64) position;
+	uint64		expected = outbox_claim_entry(relay->member.place, position);
 
 	(void) pg_atomic_compare_exchange_u64(&relay->database->claimed[index], &expected, 0);
 	relay->claims.held--;

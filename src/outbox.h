@@ -153,8 +153,30 @@ typedef struct OutboxDatabase
 	pg_atomic_uint32 careful;	/* the next relay builds each event in a subtransaction: one can't be read */
 	pg_atomic_uint64 errors[OUTBOX_ERROR_CLASSES]; /* failures to publish since the server started */
 	OutboxPlace	places[OUTBOX_MAX_RELAYS];
-	pg_atomic_uint64 claimed[OUTBOX_CLAIMS]; /* positions handed to the broker and not settled, 0: free */
+	pg_atomic_uint64 claimed[OUTBOX_CLAIMS]; /* handed to the broker and not settled: outbox_claim_entry(), 0: free */
 } OutboxDatabase;
+
+/* An entry of claimed[] says whose it is, so that what a relay leaves behind can be told from the work of the next one. */
+#define OUTBOX_CLAIM_PLACE_SHIFT 60
+
+static inline uint64
+outbox_claim_entry(int place, int64 position)
+{
+	return (uint64) place << OUTBOX_CLAIM_PLACE_SHIFT | (uint64) position;
+}
+
+static inline int
+outbox_claim_place(uint64 claim)
+{
+	return (int) (claim >> OUTBOX_CLAIM_PLACE_SHIFT);
+}
+
+/* 0 of a free entry. */
+static inline int64
+outbox_claim_position(uint64 claim)
+{
+	return (int64) (claim & ((UINT64CONST(1) << OUTBOX_CLAIM_PLACE_SHIFT) - 1));
+}
 
 /* A backend's promise: it holds no open position below bound. */
 typedef struct OutboxBackend

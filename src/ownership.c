@@ -39,14 +39,16 @@ set_member_tag(LOCKTAG *tag, const OutboxDatabase *database, int place)
 	SET_LOCKTAG_ADVISORY(*tag, database->dboid, 0, place, LOCK_CLASS_MEMBER);
 }
 
-/* What a relay had handed to the broker is not in flight for anybody any more. Under slots_lock. */
-static void
-clear_claims(OutboxDatabase *database, int place)
+void
+outbox_ownership_clear_claims(OutboxDatabase *database, int place)
 {
-	int			first = database->places[place].claim_first;
+	for (int i = 0; i < OUTBOX_CLAIMS; i++)
+	{
+		uint64		claim = pg_atomic_read_u64(&database->claimed[i]);
 
-	for (int i = 0; i < database->places[place].claim_count; i++)
-		pg_atomic_write_u64(&database->claimed[first + i], 0);
+		if (claim != 0 && outbox_claim_place(claim) == place)
+			(void) pg_atomic_compare_exchange_u64(&database->claimed[i], &claim, 0);
+	}
 }
 
 /* ------------------------------------------------------------- memberships */
@@ -65,8 +67,8 @@ outbox_ownership_reset(OutboxDatabase *database)
 
 /*
  * The part of claimed[] that a place uses. The places of the server share it
- * by the number of relays wanted; while that number changes, parts may overlap,
- * which claims.c bears.
+ * by the number of relays wanted; while that number changes, or one of them is
+ * frozen and replaced, parts overlap, which claims.c bears.
  */
 static void
 assign_claims(OutboxDatabase *database, int place)
@@ -119,7 +121,7 @@ outbox_ownership_leave(OutboxMember *member)
 	if (outbox_slots_leave(&database->slots, member->place, member->epoch))
 		outbox_feed_detach_reader(database, member->place);
 	/* Revoked or not: while it stood still it may have been about to hand over more. */
-	clear_claims(database, member->place);
+	outbox_ownership_clear_claims(database, member->place);
 	pg_atomic_write_u32(&database->places[member->place].pid, 0);
 	LWLockRelease(&database->slots_lock);
 	member->epoch = 0;
@@ -249,7 +251,7 @@ revoke_place(OutboxDatabase *database, int place)
 	{
 		outbox_slots_revoke(&database->slots, place);
 		outbox_feed_detach_reader(database, place);
-		clear_claims(database, place);
+		outbox_ownership_clear_claims(database, place);
 	}
 	LWLockRelease(&database->slots_lock);
 	return expired;

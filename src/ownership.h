@@ -21,6 +21,9 @@ typedef struct OutboxMember
 /* A new life of the extension in this database: whoever was a member is none any more. */
 extern void outbox_ownership_reset(OutboxDatabase *database);
 
+/* What the place's process had handed to the broker is not in flight for anybody any more. */
+extern void outbox_ownership_clear_claims(OutboxDatabase *database, int place);
+
 /* pid 0: for a process outside the server. False: the place is taken. */
 extern bool outbox_ownership_join(OutboxMember *member, OutboxDatabase *database, int place, int pid);
 extern void outbox_ownership_leave(OutboxMember *member);

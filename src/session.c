@@ -174,10 +174,7 @@ join(OutboxDatabase *database, Oid sequence)
 static void
 start_over(void)
 {
-	int			first = session->claims.first;
-
-	for (int i = 0; i < session->claims.count; i++)
-		pg_atomic_write_u64(&session->database->claimed[first + i], 0);
+	outbox_ownership_clear_claims(session->database, session->member.place);
 	forget_given();
 	session->acked_count = session->acked_recorded = 0;
 	session->failure_count = session->failures_recorded = 0;

@@ -189,7 +189,7 @@ outbox_in_flight_positions(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	for (int i = 0; database != NULL && i < OUTBOX_CLAIMS; i++)
 	{
-		Datum		position = Int64GetDatum((int64) pg_atomic_read_u64(&database->claimed[i]));
+		Datum		position = Int64GetDatum(outbox_claim_position(pg_atomic_read_u64(&database->claimed[i])));
 		bool		isnull = false;
 
 		if (DatumGetInt64(position) != 0)

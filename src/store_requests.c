@@ -208,7 +208,7 @@ is_claimed(const OutboxRelay *relay, int64 position)
 {
 	for (int i = 0; i < OUTBOX_CLAIMS; i++)
 	{
-		if (pg_atomic_read_u64(&relay->database->claimed[i]) == (uint64) position)
+		if (outbox_claim_position(pg_atomic_read_u64(&relay->database->claimed[i])) == position)
 			return true;
 	}
 	return false;
