@@ -171,7 +171,9 @@ $nats->tool('update', 'OUTBOX', '--max-msgs', '-1');
 is($nats->stream_config('OUTBOX')->{allow_atomic}, undef, 'a stream that takes no batches any more');
 enqueue_run('hot', 1000);
 ok(wait_drained($node, $db), 'drained all the same');
-@messages = all_right('in the end', pending => 1);
+# Policy skip has let a redriven event come after its successors.
+@messages = $nats->dump('OUTBOX');
+is_deeply([ stream_differences($nats, 'OUTBOX', $node, $db, messages => \@messages, pending => 1) ], [], 'each once');
 is(scalar(batched(@messages[ -1000 .. -1 ])), 0, 'one by one at last');
 like($node->safe_psql($db, q{SELECT state FROM outbox.status()}), qr/^active$/, 'the relay is well');
 
