@@ -220,6 +220,38 @@ prepare_packages() {
 	set_as_postgres
 }
 
+# The nats-server that takes atomic batches, 2.12 or newer, for the tests that need
+# one: NEWER_NATS_SERVER is its path. The system's if it is new enough; else that
+# of Debian sid's package, unpacked and not installed. Where it can't be had, the
+# variable stays unset, those tests skip, and the reason is printed.
+find_newer_nats() {
+	local apt=$WORK/apt mirror=
+	[ -z "${NEWER_NATS_SERVER:-}" ] || return 0
+	if dpkg --compare-versions "$(nats-server --version | sed 's/.*v//')" ge 2.12 2>/dev/null; then
+		NEWER_NATS_SERVER=$(command -v nats-server)
+	elif mirror=$(apt-get indextargets --format "\$(REPO_URI)" 2>/dev/null | grep -m 1 '/debian/*$') &&
+		unpack_from_sid "$mirror" nats-server >"$apt.log" 2>&1; then
+		NEWER_NATS_SERVER=$apt/unpacked/usr/sbin/nats-server
+	else
+		say "tests of batches skip: no nats-server of 2.12 or newer${mirror:+, $(tail -n 1 "$apt.log")}"
+		return 0
+	fi
+	export NEWER_NATS_SERVER
+}
+
+# unpack_from_sid MIRROR PACKAGE: into $WORK/apt/unpacked, with lists and a cache of its own.
+unpack_from_sid() {
+	local apt=$WORK/apt
+	mkdir -p "$apt"/{lists/partial,cache/archives/partial,download} || return 1
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $1 sid main" >"$apt/sources.list"
+	local -a options=(-q -o "Dir::State=$apt" -o "Dir::State::status=/dev/null" -o "Dir::Cache=$apt/cache"
+		-o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=- -o Acquire::Check-Valid-Until=false
+		-o Acquire::Languages=none -o "APT::Sandbox::User=$(id -un)")
+	timeout 120 apt-get "${options[@]}" update &&
+		(cd "$apt/download" && timeout 120 apt-get "${options[@]}" download "$2") &&
+		dpkg -x "$apt/download/$2"_*.deb "$apt/unpacked" && chmod -R a+rX "$apt"
+}
+
 # ------------------------------------------------------------------ build
 
 # Copies the checkout: objects of other builds don't get in the way, and the

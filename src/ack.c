@@ -3,6 +3,7 @@
  *	  A reader for the few JSON objects JetStream answers a publish with:
  *
  *		{"stream":"OUTBOX","seq":42,"duplicate":true}
+ *		{"stream":"OUTBOX","seq":142,"batch":"...","count":100}
  *		{"error":{"code":503,"err_code":10077,"description":"..."},"stream":"OUTBOX","seq":0}
  *
  * The bytes come from outside, and 60,000 times a second, so this is strict
@@ -335,6 +336,8 @@ take_reply_member(Cursor *cursor, const char *key, AckReply *reply)
 			reply->kind = ACK_POSITIVE;
 		return take_unsigned(cursor, UINT64_MAX, &reply->sequence);
 	}
+	if (strcmp(key, "count") == 0)
+		return take_unsigned(cursor, UINT64_MAX, &reply->count);
 	if (strcmp(key, "duplicate") == 0)
 		return take_bool(cursor, &reply->duplicate);
 	if (strcmp(key, "error") == 0)
@@ -357,6 +360,7 @@ ack_parse(const char *data, size_t len, AckReply *reply)
 	reply->kind = ACK_MALFORMED;
 	reply->duplicate = false;
 	reply->sequence = 0;
+	reply->count = 0;
 	reply->error_code = 0;
 	reply->status = 0;
 	reply->stream[0] = '\0';

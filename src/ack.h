@@ -15,7 +15,7 @@
 
 typedef enum AckKind
 {
-	ACK_POSITIVE,				/* stream, sequence, duplicate are set */
+	ACK_POSITIVE,				/* stream, sequence, duplicate, count are set */
 	ACK_ERROR,					/* error_code, status, description are set */
 	ACK_MALFORMED				/* no reply of JetStream to a publish */
 } AckKind;
@@ -25,6 +25,7 @@ typedef struct AckReply
 	AckKind		kind;
 	bool		duplicate;
 	uint64_t	sequence;
+	uint64_t	count;			/* of the messages in a batch; 0: it is about one message */
 	int			error_code;		/* JetStream's err_code (10077 ...), else its HTTP-like code, else 0 */
 	int			status;			/* JetStream's HTTP-like code (503 ...), else 0 */
 	char		stream[ACK_STREAM_SIZE];

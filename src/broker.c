@@ -159,32 +159,60 @@ broker_poll_within(const Broker *broker)
 	return wait_us <= 0 ? 0 : (int) earlier(wait_us / 1000 + 1, INT32_MAX);
 }
 
-BrokerPublishResult
-broker_publish(Broker *broker, const BrokerMessage *message, void *cookie,
-			   int *error_code, char *error_text)
+/* Whether so many messages would be taken now. */
+static BrokerPublishResult
+find_room(const Broker *broker, int count)
 {
-	int64_t		now_us = broker_now_us();
-	BrokerPublishResult result;
-	int			slot;
-
 	if (broker->link == NULL)
 		return BROKER_PUBLISH_OFFLINE;
 	/* The last answers from a server that we leave are awaited. */
 	if (broker->successor != NULL)
 		return BROKER_PUBLISH_FULL;
-	if (broker->flight.count >= broker->settings->config.max_in_flight ||
-		broker->flight.count >= BROKER_MAX_SLOTS)
+	if (broker->flight.count + count > broker->settings->config.max_in_flight ||
+		broker->flight.count + count > BROKER_MAX_SLOTS)
 		return BROKER_PUBLISH_FULL;
+	return BROKER_PUBLISH_OK;
+}
+
+BrokerPublishResult
+broker_publish(Broker *broker, const BrokerMessage *message, void *cookie,
+			   int *error_code, char *error_text)
+{
+	int64_t		now_us = broker_now_us();
+	BrokerPublishResult result = find_room(broker, 1);
+	int			slot;
+
+	if (result != BROKER_PUBLISH_OK)
+		return result;
 
 	slot = broker_flight_take(&broker->flight);
 	result = broker_message_publish(broker->link, &broker->trash, message, (uint32_t) slot,
 									broker->flight.slots[slot].generation, error_text);
 	if (result == BROKER_PUBLISH_OK)
-		broker_flight_begin(&broker->flight, slot, cookie, now_us, message->subject);
+		broker_flight_begin(&broker->flight, slot, 1, cookie, now_us, message->subject);
 	else
 		broker_flight_give_back(&broker->flight, slot);
 	if (result == BROKER_PUBLISH_REFUSED)
 		*error_code = 0;
+	return result;
+}
+
+BrokerPublishResult
+broker_publish_batch(Broker *broker, const BrokerMessage *const *messages, int count, void *cookie, char *error_text)
+{
+	int64_t		now_us = broker_now_us();
+	BrokerPublishResult result = find_room(broker, count);
+	int			slot;
+
+	if (result != BROKER_PUBLISH_OK)
+		return result;
+	slot = broker_flight_take(&broker->flight);
+	result = broker_message_publish_batch(broker->link, &broker->trash, messages, count, (uint32_t) slot,
+										  broker->flight.slots[slot].generation, error_text);
+	if (result == BROKER_PUBLISH_OK)
+		broker_flight_begin(&broker->flight, slot, count, cookie, now_us, messages[count - 1]->subject);
+	else
+		broker_flight_give_back(&broker->flight, slot);
 	return result;
 }
 
@@ -226,12 +254,14 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 	status->connects = broker->connects;
 	status->max_payload = broker->link != NULL ? atomic_load(&broker->link->max_payload) : broker->max_payload;
 	status->in_flight = broker->flight.count;
+	status->batches_in_flight = broker->flight.batches;
 	if (broker->state == BROKER_ONLINE)
 	{
 		memcpy(status->server, broker->link->server, BROKER_TEXT_SIZE);
 		memcpy(status->text, broker->stream_text, BROKER_TEXT_SIZE);
 		status->duplicate_window_ms = broker->stream.duplicate_window_ms;
 		status->discards_unwanted = broker->stream.discards_unwanted;
+		status->takes_batches = broker->stream.takes_batches;
 	}
 	else
 		memcpy(status->text, broker->offline_text, BROKER_TEXT_SIZE);

@@ -9,9 +9,9 @@
  * signals blocked; whatever the library does on its own threads stays behind
  * this header. No function blocks on the network.
  *
- * The contract: a message accepted by broker_publish() is reported by
- * broker_poll() exactly once, whatever happens: acknowledged, refused, timed
- * out, or lost with its connection.
+ * The contract: a message accepted by broker_publish(), or a batch of them by
+ * broker_publish_batch(), is reported by broker_poll() exactly once, whatever
+ * happens: acknowledged, refused, timed out, or lost with its connection.
  */
 #ifndef OUTBOX_BROKER_H
 #define OUTBOX_BROKER_H
@@ -42,7 +42,8 @@ typedef struct BrokerConfig
 	const char *inbox_prefix;	/* of reply subjects, literal tokens; NULL or "": "_INBOX" */
 	const char *stream;			/* every ack must name this stream */
 	const char *stream_subjects;	/* subject a created stream listens to, "outbox.>" */
-	bool		stream_create;	/* create the stream if it is missing */
+	bool		stream_create;	/* create the stream if it is missing, one that takes batches if
+								 * the server knows them */
 	int			duplicate_window_ms;	/* of a created stream */
 	int			ack_timeout_ms; /* from broker_publish() to BROKER_TIMED_OUT */
 	int			max_pause_ms;	/* a message that took longer on its way out isn't sent: the process
@@ -86,7 +87,8 @@ typedef struct BrokerOutcome
 	void	   *cookie;			/* as given to broker_publish() */
 	BrokerOutcomeKind kind;
 	bool		duplicate;		/* ACKED: the stream had this message id already */
-	uint64_t	sequence;		/* ACKED: the stream's sequence */
+	uint64_t	sequence;		/* ACKED: the stream's sequence; of a batch, the last one's */
+	int			count;			/* how many messages it is about: more than 1 for a batch */
 	int			code;			/* REFUSED: JetStream err_code (10077 ...), else 0 */
 	int			status;			/* REFUSED: the HTTP-like code beside it (503 ...), else 0 */
 	int			round_trip_us;	/* ACKED: from broker_publish() to the ack */
@@ -107,7 +109,9 @@ typedef struct BrokerStatus
 	int64_t		since_us;		/* CLOCK_REALTIME, when this state began */
 	uint64_t	connects;		/* successful connections so far */
 	int64_t		max_payload;	/* the server's, headers included; 0 when never connected */
-	int			in_flight;
+	int			in_flight;		/* messages, those of batches included */
+	int			batches_in_flight;
+	bool		takes_batches;	/* ONLINE: the stream does */
 	int64_t		duplicate_window_ms;	/* ONLINE: the stream's; 0: unknown */
 	bool		discards_unwanted;	/* ONLINE: the stream keeps only what a consumer waits for */
 	char		server[BROKER_TEXT_SIZE];	/* URL connected to, without credentials */
@@ -155,6 +159,16 @@ extern int	broker_poll_within(const Broker *broker);
  */
 extern BrokerPublishResult broker_publish(Broker *broker, const BrokerMessage *message, void *cookie,
 										  int *error_code, char *error_text);
+
+/*
+ * Hands several messages to the connection, to be stored together, in order and
+ * next to each other, or not at all. Only for a stream that takes batches: see
+ * BrokerStatus. They have one outcome, which says nothing of a single one when
+ * it isn't BROKER_ACKED. BROKER_PUBLISH_REFUSED: one of them can't be sent as
+ * part of a batch, and error_text says why. Else as broker_publish().
+ */
+extern BrokerPublishResult broker_publish_batch(Broker *broker, const BrokerMessage *const *messages, int count,
+												void *cookie, char *error_text);
 
 /*
  * Publishes without acknowledgement and outcome, for what may get lost: offline,

@@ -20,6 +20,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,6 +80,61 @@ note_stream_trouble(BrokerAttempt *attempt, natsConnection *nc, const char *acti
 					attempt->settings->config.stream, words);
 }
 
+/*
+ * Asks JetStream in its own JSON, because older libraries know nothing of
+ * batches. NULL: no answer; else to be destroyed by the caller.
+ */
+static natsMsg *
+ask(const BrokerConfig *config, natsConnection *nc, const char *what, const char *json)
+{
+	char		subject[BROKER_TEXT_SIZE + 64];
+	natsMsg    *answer = NULL;
+
+	snprintf(subject, sizeof(subject), "$JS.API.STREAM.%s.%s", what, config->stream);
+	if (natsConnection_RequestString(&answer, nc, subject, json, config->connect_timeout_ms) != NATS_OK)
+		return NULL;
+	return answer;
+}
+
+/* Whether the stream described there takes batches. Inside of strings the quotes would be escaped. */
+static bool
+says_batches(natsMsg *answer)
+{
+	static const char wanted[] = "\"allow_atomic\":true";
+
+	return answer != NULL &&
+		memmem(natsMsg_GetData(answer), (size_t) natsMsg_GetDataLength(answer), wanted, strlen(wanted)) != NULL;
+}
+
+/*
+ * Creates a stream that takes batches, if the server knows them; an older one
+ * passes over the wish, or refuses, and then create_stream() makes an ordinary one.
+ */
+static bool
+create_with_batches(BrokerAttempt *attempt, natsConnection *nc)
+{
+	const BrokerConfig *config = &attempt->settings->config;
+	char		json[1024];
+	natsMsg    *answer;
+	bool		created;
+
+	/* As JSON strings they would need to be written differently. */
+	if (strpbrk(config->stream, "\"\\") != NULL || strpbrk(config->stream_subjects, "\"\\") != NULL)
+		return false;
+	if (snprintf(json, sizeof(json),
+				 "{\"name\":\"%s\",\"subjects\":[\"%s\"],\"retention\":\"limits\",\"max_consumers\":-1,"
+				 "\"max_msgs\":-1,\"max_bytes\":-1,\"max_age\":0,\"max_msg_size\":-1,\"discard\":\"old\","
+				 "\"storage\":\"file\",\"num_replicas\":1,\"duplicate_window\":%lld,\"allow_atomic\":true}",
+				 config->stream, config->stream_subjects,
+				 (long long) config->duplicate_window_ms * 1000000) >= (int) sizeof(json))
+		return false;
+	answer = ask(config, nc, "CREATE", json);
+	created = says_batches(answer);
+	natsMsg_Destroy(answer);
+	attempt->stream.takes_batches = created;
+	return created;
+}
+
 static void
 create_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js, jsOptions *bounds)
 {
@@ -94,7 +150,7 @@ create_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js, jsOptions *
 	stream.Storage = js_FileStorage;
 	stream.Duplicates = (int64_t) config->duplicate_window_ms * 1000000;
 
-	status = js_AddStream(NULL, js, &stream, bounds, &code);
+	status = create_with_batches(attempt, nc) ? NATS_OK : js_AddStream(NULL, js, &stream, bounds, &code);
 	/* In use: somebody else created it a moment ago. */
 	if (status == NATS_OK)
 		attempt->stream.duplicate_window_ms = config->duplicate_window_ms;
@@ -108,6 +164,7 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 	const BrokerConfig *config = &attempt->settings->config;
 	jsOptions	bounds;
 	jsStreamInfo *info = NULL;
+	natsMsg    *answer;
 	jsErrCode	code = 0;
 	natsStatus	status;
 
@@ -118,6 +175,9 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 	{
 		attempt->stream.duplicate_window_ms = info->Config->Duplicates / 1000000;
 		attempt->stream.discards_unwanted = info->Config->Retention == js_InterestPolicy;
+		answer = ask(config, nc, "INFO", "");
+		attempt->stream.takes_batches = says_batches(answer);
+		natsMsg_Destroy(answer);
 	}
 	else if (code != JSStreamNotFoundErr)
 		note_stream_trouble(attempt, nc, "look up", status, code);

@@ -1,7 +1,7 @@
 /*
  * broker_flight.c
- *	  The messages in flight: a slot for each, from broker_publish() taking it to
- *	  broker_poll() reporting it. Main thread only, and knows no NATS.
+ *	  The messages in flight: a slot for each, or for a batch of them, from
+ *	  broker_publish() taking it to broker_poll() reporting it. Main thread only, and knows no NATS.
  *
  * Slots are listed in publish order, and the time to wait for an answer is the
  * same for all, so the head of the list is the first to time out. A slot's
@@ -127,18 +127,20 @@ forget_subject(BrokerSlot *slot)
 	slot->subject_size = 0;
 }
 
-/* The message is on its way: exactly one report will follow. */
+/* The message, or a batch of so many, is on its way: exactly one report will follow. */
 void
-broker_flight_begin(BrokerFlight *flight, int slot, void *cookie, int64_t sent_us,
+broker_flight_begin(BrokerFlight *flight, int slot, int count, void *cookie, int64_t sent_us,
 					const char *subject)
 {
 	flight->slots[slot].cookie = cookie;
 	flight->slots[slot].sent_us = sent_us;
+	flight->slots[slot].count = count;
 	flight->slots[slot].waiting = true;
 	keep_subject(&flight->slots[slot], subject);
 	flight->begun++;
 	list_append(flight, &flight->waiting, slot);
-	flight->count++;
+	flight->count += count;
+	flight->batches += count > 1;
 }
 
 /* Whether an answer with this token is for a message that still waits. */
@@ -231,6 +233,7 @@ report(BrokerFlight *flight, BrokerSlotList *list, int slot, BrokerOutcome *outc
 	outcome->kind = kind;
 	outcome->duplicate = false;
 	outcome->sequence = 0;
+	outcome->count = flight->slots[slot].count;
 	outcome->code = 0;
 	outcome->status = 0;
 	outcome->round_trip_us = 0;
@@ -238,7 +241,8 @@ report(BrokerFlight *flight, BrokerSlotList *list, int slot, BrokerOutcome *outc
 	list_remove(flight, list, slot);
 	forget_subject(&flight->slots[slot]);
 	broker_flight_give_back(flight, slot);
-	flight->count--;
+	flight->count -= outcome->count;
+	flight->batches -= outcome->count > 1;
 	return flight->slots[slot].sent_us;
 }
 

@@ -97,6 +97,7 @@ typedef struct BrokerStream
 {
 	int64_t		duplicate_window_ms;
 	bool		discards_unwanted;
+	bool		takes_batches;
 } BrokerStream;
 
 /* One try at connecting (or, connect false, at the stream only), with its own thread. */
@@ -148,7 +149,8 @@ typedef struct BrokerSlot
 {
 	void	   *cookie;
 	int64_t		sent_us;
-	char	   *subject;		/* a buffer that stays with the slot */
+	int			count;			/* messages: more than 1 if it is a batch */
+	char	   *subject;		/* of the last message; a buffer that stays with the slot */
 	uint64_t	subject_hash;
 	int			subject_size;	/* of the buffer */
 	uint32_t	generation;
@@ -168,7 +170,8 @@ typedef struct BrokerFlight
 	BrokerSlot *slots;			/* BROKER_MAX_SLOTS, touched from the low end up */
 	int			used;			/* slots from here on were never used */
 	int			free_head;
-	int			count;			/* accepted and not yet reported */
+	int			count;			/* messages accepted and not yet reported */
+	int			batches;		/* how many of the slots are batches */
 	uint64_t	begun;			/* messages accepted so far */
 	BrokerSlotList waiting;		/* for their answer, in publish order */
 	BrokerSlotList denied;		/* by the server, to be reported */
@@ -376,6 +379,9 @@ extern bool broker_subject_valid(const char *subject);
 extern BrokerPublishResult broker_message_publish(BrokerLink *link, BrokerTrash *trash,
 												  const BrokerMessage *message, uint32_t slot,
 												  uint32_t generation, char *error_text);
+extern BrokerPublishResult broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash,
+														const BrokerMessage *const *messages, int count,
+														uint32_t slot, uint32_t generation, char *error_text);
 extern void broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message);
 
 /* broker_reply.c */
@@ -393,7 +399,7 @@ extern bool broker_flight_create(BrokerFlight *flight);
 extern void broker_flight_free(BrokerFlight *flight);
 extern int	broker_flight_take(BrokerFlight *flight);
 extern void broker_flight_give_back(BrokerFlight *flight, int slot);
-extern void broker_flight_begin(BrokerFlight *flight, int slot, void *cookie, int64_t sent_us,
+extern void broker_flight_begin(BrokerFlight *flight, int slot, int count, void *cookie, int64_t sent_us,
 								const char *subject);
 extern bool broker_flight_waits(const BrokerFlight *flight, uint32_t slot, uint32_t generation);
 extern int64_t broker_flight_oldest_us(const BrokerFlight *flight);

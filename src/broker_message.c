@@ -4,12 +4,28 @@
  *	  because the library writes subjects and header names into its protocol as
  *	  they are: a space or line break in one would end the connection, or worse.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "broker_internal.h"
 
 /* The server's limit for a protocol line, less the verb and the sizes in it. */
 #define MAX_SUBJECT_LEN (4096 - 48 - BROKER_REPLY_SUBJECT_SIZE)
+
+/* JetStream's headers for a message's place in a batch. */
+#define BATCH_HEADERS 3
+
+/* While a large batch is handed over, so many messages at a time go out. */
+#define BATCH_FLUSH 100
+
+typedef struct BatchHeaders
+{
+	BrokerHeader list[BATCH_HEADERS];
+	int			count;			/* 0: not in a batch */
+	char		sequence[16];
+} BatchHeaders;
+
+static const BatchHeaders no_batch;
 
 static bool
 valid_token(const char *token, size_t len)
@@ -50,16 +66,25 @@ valid_header_key(const char *key)
 	return c != key;
 }
 
+static size_t
+headers_size(const BrokerHeader *headers, int count)
+{
+	size_t		size = 0;
+
+	for (int i = 0; i < count; i++)
+		size += strlen(headers[i].key) + strlen(headers[i].value) + strlen(": \r\n");
+	return size;
+}
+
 /* What the server counts against its max_payload. */
 static int64_t
-wire_size(const BrokerMessage *message)
+wire_size(const BrokerMessage *message, const BatchHeaders *batch)
 {
 	size_t		size = (size_t) message->data_len;
 
-	if (message->header_count > 0)
+	if (message->header_count + batch->count > 0)
 		size += strlen("NATS/1.0\r\n\r\n");
-	for (int i = 0; i < message->header_count; i++)
-		size += strlen(message->headers[i].key) + strlen(message->headers[i].value) + strlen(": \r\n");
+	size += headers_size(message->headers, message->header_count) + headers_size(batch->list, batch->count);
 	return (int64_t) size;
 }
 
@@ -92,13 +117,15 @@ check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size
 }
 
 static natsStatus
-make_message(const BrokerMessage *message, const char *reply_subject, natsMsg **msg)
+make_message(const BrokerMessage *message, const BatchHeaders *batch, const char *reply_subject, natsMsg **msg)
 {
 	natsStatus	status;
 
 	status = natsMsg_Create(msg, message->subject, reply_subject, message->data, message->data_len);
 	for (int i = 0; status == NATS_OK && i < message->header_count; i++)
 		status = natsMsgHeader_Set(*msg, message->headers[i].key, message->headers[i].value);
+	for (int i = 0; status == NATS_OK && i < batch->count; i++)
+		status = natsMsgHeader_Set(*msg, batch->list[i].key, batch->list[i].value);
 	if (status != NATS_OK)
 	{
 		natsMsg_Destroy(*msg);
@@ -107,24 +134,15 @@ make_message(const BrokerMessage *message, const char *reply_subject, natsMsg **
 	return status;
 }
 
-/* Main thread. Appends the message to the connection's buffer or the pump's queue. */
-BrokerPublishResult
-broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message,
-					   uint32_t slot, uint32_t generation, char *error_text)
+/* Appends a checked message to the connection's buffer or the pump's queue. */
+static BrokerPublishResult
+hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, const BatchHeaders *batch,
+		  const char *reply_subject, uint32_t slot, uint32_t generation, char *error_text)
 {
-	int64_t		size = wire_size(message);
+	int64_t		size = wire_size(message, batch);
 	natsMsg    *msg = NULL;
-	natsStatus	status;
+	natsStatus	status = make_message(message, batch, reply_subject, &msg);
 
-	if (atomic_load(&link->dead))
-		return BROKER_PUBLISH_OFFLINE;
-	if (!check_message(link, message, size, error_text))
-		return BROKER_PUBLISH_REFUSED;
-	/* The library moves all that is left with every partial write. */
-	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
-		return BROKER_PUBLISH_FULL;
-	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
-	status = make_message(message, link->reply_subject, &msg);
 	if (status == NATS_OK && link->pumped)
 		return broker_pump_publish(link, msg, size, slot, generation);
 	if (status == NATS_OK)
@@ -142,17 +160,91 @@ broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage
 	return BROKER_PUBLISH_REFUSED;
 }
 
+/* Main thread. */
+BrokerPublishResult
+broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message,
+					   uint32_t slot, uint32_t generation, char *error_text)
+{
+	if (atomic_load(&link->dead))
+		return BROKER_PUBLISH_OFFLINE;
+	if (!check_message(link, message, wire_size(message, &no_batch), error_text))
+		return BROKER_PUBLISH_REFUSED;
+	/* The library moves all that is left with every partial write. */
+	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
+		return BROKER_PUBLISH_FULL;
+	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
+	return hand_over(link, trash, message, &no_batch, link->reply_subject, slot, generation, error_text);
+}
+
+/* A batch's id is what makes its reply subject unique: the inbox's own name, and the token. */
+static const char *
+batch_id(const BrokerLink *link)
+{
+	const char *id = link->reply_subject + link->prefix_len - 1;
+
+	while (id > link->reply_subject && id[-1] != '.')
+		id--;
+	return id;
+}
+
+static void
+write_batch_headers(BatchHeaders *batch, const char *id, int sequence, bool last)
+{
+	snprintf(batch->sequence, sizeof(batch->sequence), "%d", sequence);
+	batch->list[0] = (BrokerHeader) {"Nats-Batch-Id", id};
+	batch->list[1] = (BrokerHeader) {"Nats-Batch-Sequence", batch->sequence};
+	batch->list[2] = (BrokerHeader) {"Nats-Batch-Commit", "1"};
+	batch->count = last ? 3 : 2;
+}
+
+/*
+ * Main thread. Only the last message has a reply subject: whatever becomes of
+ * one before it, the server then refuses the last. If not all get into the
+ * buffer, the last doesn't either, and the server forgets the others.
+ */
+BrokerPublishResult
+broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *const *messages, int count,
+							 uint32_t slot, uint32_t generation, char *error_text)
+{
+	BrokerPublishResult result = BROKER_PUBLISH_OK;
+	BatchHeaders batch;
+
+	if (atomic_load(&link->dead))
+		return BROKER_PUBLISH_OFFLINE;
+	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
+	for (int i = 0; i < count; i++)
+	{
+		write_batch_headers(&batch, batch_id(link), i + 1, i == count - 1);
+		if (!check_message(link, messages[i], wire_size(messages[i], &batch), error_text))
+			return BROKER_PUBLISH_REFUSED;
+	}
+	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
+		return BROKER_PUBLISH_FULL;
+	for (int i = 0; i < count && result == BROKER_PUBLISH_OK; i++)
+	{
+		bool		last = i == count - 1;
+
+		write_batch_headers(&batch, batch_id(link), i + 1, last);
+		result = hand_over(link, trash, messages[i], &batch, last ? link->reply_subject : NULL, slot, generation,
+						   error_text);
+		/* The server stages the first while the next are made. */
+		if (i % BATCH_FLUSH == BATCH_FLUSH - 1)
+			broker_link_flush(link);
+	}
+	return result;
+}
+
 /* Main thread. Sends without a reply subject, or drops. */
 void
 broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message)
 {
-	int64_t		size = wire_size(message);
+	int64_t		size = wire_size(message, &no_batch);
 	char		unused[BROKER_TEXT_SIZE];
 	natsMsg    *msg = NULL;
 
 	if (atomic_load(&link->dead) || !check_message(link, message, size, unused) ||
 		atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT ||
-		make_message(message, NULL, &msg) != NATS_OK)
+		make_message(message, &no_batch, NULL, &msg) != NATS_OK)
 		return;
 	/* No slot has this number: what the pump may have to tell is nobody's. */
 	if (link->pumped)

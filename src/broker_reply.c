@@ -128,6 +128,12 @@ read_answer(const BrokerLink *link, natsMsg *msg, BrokerOutcome *outcome)
 		outcome->kind = BROKER_BAD_REPLY;
 		broker_text(outcome->text, "acknowledged by another stream, \"%s\"", ack.stream);
 	}
+	else if (outcome->count > 1 && ack.count != (uint64_t) outcome->count)
+	{
+		/* A server that doesn't know batches stores their messages one by one, each or not. */
+		outcome->kind = BROKER_BAD_REPLY;
+		broker_text(outcome->text, "acknowledged, but not as a batch of %d messages", outcome->count);
+	}
 	else
 	{
 		outcome->kind = BROKER_ACKED;

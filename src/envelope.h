@@ -22,6 +22,8 @@ typedef struct OutboxEvent
 	uint64		agg_hash;		/* of type and id; the schedule's key may be another */
 	int			attempts;		/* that counted, so far */
 	bool		has_delivery;	/* outbox.delivery has a row of it */
+	bool		alone;			/* not in a batch: it was in one that failed */
+	int			run;			/* in flight as the first of so many that have one outcome; 0: by itself */
 	const char *event_id;		/* these in text, within the block */
 	const char *aggregate_type;	/* these three in the server's encoding */
 	const char *aggregate_id;

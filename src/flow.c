@@ -1,6 +1,6 @@
 /*
  * flow.c
- *	  How many messages may be in flight.
+ *	  How many events may be in flight, and how many may go together.
  *
  * While the circuit is closed: each ack widens the window by one, each failure
  * that isn't the event's own halves it. It opens when an answer blames the
@@ -30,6 +30,8 @@ outbox_flow_reset(OutboxFlow *flow, int max_window)
 	flow->open = false;
 	flow->failures = 0;
 	flow->probe_at = INT64_MAX;
+	flow->batch_failures = 0;
+	flow->batch_at = INT64_MIN;
 }
 
 void
@@ -141,6 +143,29 @@ outbox_flow_sent(OutboxFlow *flow)
 {
 	if (flow->open)
 		flow->probe_at = INT64_MAX;
+}
+
+int
+outbox_flow_max_run(const OutboxFlow *flow, int in_flight, int batches, int64_t now)
+{
+	int			room = smaller(flow->window - in_flight, OUTBOX_MAX_RUN);
+
+	/* A probe is one event. */
+	if (flow->open || batches >= OUTBOX_MAX_BATCHES || now < flow->batch_at || room < OUTBOX_MIN_RUN)
+		return 1;
+	return room;
+}
+
+void
+outbox_flow_batch_outcome(OutboxFlow *flow, bool acked, int64_t now, const OutboxBackoff *backoff)
+{
+	if (acked)
+	{
+		flow->batch_failures = 0;
+		return;
+	}
+	flow->batch_failures++;
+	flow->batch_at = now + outbox_schedule_backoff(flow->batch_failures, backoff->base, backoff->max, backoff->jitter);
 }
 
 int64_t

@@ -167,7 +167,64 @@ outbox_outcome_refused(OutboxRelay *relay, OutboxEvent *event, int code, const c
 	refused(relay, event, OUTBOX_ERROR_PERMANENT, code, full, now);
 }
 
-/* What the broker reports about one message that it had accepted. */
+/* All of a batch is stored. */
+static void
+run_acked(OutboxRelay *relay, OutboxEvent *first, int64 now)
+{
+	OutboxBackoff delays = backoff();
+	int			count = first->run;
+	OutboxEvent *event = first;
+
+	outbox_flow_batch_outcome(&relay->flow, true, now, &delays);
+	for (int i = 0; i < count; i++)
+	{
+		OutboxEvent *behind = (OutboxEvent *) outbox_schedule_behind(&event->schedule);
+
+		relay->in_flight_bytes -= event->schedule.bytes;
+		(void) outbox_flow_outcome(&relay->flow, OUTBOX_ERROR_NONE, now, &delays);
+		acked(relay, event, now);
+		event = behind;
+	}
+}
+
+/*
+ * A batch that isn't acknowledged says nothing of any event in it: they go one
+ * by one, and each has an outcome of its own. Without an answer the batch may
+ * be stored, and then the stream drops what is sent again. False: the first
+ * event is still in flight, and what happened is to be taken as its outcome.
+ */
+static bool
+run_failed(OutboxRelay *relay, OutboxEvent *first, const BrokerOutcome *outcome, int64 now)
+{
+	OutboxBackoff delays = backoff();
+	int			count = first->run;
+	OutboxEvent *event = first;
+
+	ereport(DEBUG1,
+			(errmsg_internal("a batch of %d events was not acknowledged: %s", count, outcome->text)));
+	if (outcome->kind != BROKER_LOST)
+		outbox_flow_batch_outcome(&relay->flow, false, now, &delays);
+	for (int i = 0; i < count; i++)
+	{
+		event->alone = true;
+		if (event != first)
+		{
+			relay->in_flight_bytes -= event->schedule.bytes;
+			outbox_claims_release(relay, event->claim, event->schedule.position);
+		}
+		event = (OutboxEvent *) outbox_schedule_behind(&event->schedule);
+	}
+	first->run = 0;
+	/* Silence, or a lost connection, are the same for one event as for many. */
+	if (outcome->kind == BROKER_TIMED_OUT || outcome->kind == BROKER_LOST)
+		return false;
+	relay->in_flight_bytes -= first->schedule.bytes;
+	take_back(relay, first);
+	outbox_schedule_return(relay->schedule, &first->schedule);
+	return true;
+}
+
+/* What the broker reports about one message that it had accepted, or about a batch. */
 void
 outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 {
@@ -176,6 +233,13 @@ outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 	OutboxBackoff delays = backoff();
 	char		text[OUTBOX_FAILURE_TEXT_SIZE];
 
+	if (event->run > 0 && class == OUTBOX_ERROR_NONE)
+	{
+		run_acked(relay, event, now);
+		return;
+	}
+	if (event->run > 0 && run_failed(relay, event, outcome, now))
+		return;
 	relay->in_flight_bytes -= event->schedule.bytes;
 	if (class == OUTBOX_ERROR_NONE)
 	{

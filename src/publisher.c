@@ -1,6 +1,7 @@
 /*
  * publisher.c
- *	  Between the schedule and the broker: sends ready heads, takes outcomes.
+ *	  Between the schedule and the broker: sends ready heads, or runs of an
+ *	  aggregate's events as batches, and takes outcomes.
  *
  * Every call into broker.c is made with all signals blocked, because the
  * library starts threads that would inherit the mask and then run our signal
@@ -24,6 +25,9 @@
 #define EXIT_GRACE_MS 2500
 
 #define DUPLICATE_WINDOW_MS (2 * 60 * 1000)
+
+/* A batch is no larger, as the server holds all of it until it is complete. */
+#define MAX_RUN_BYTES (1024 * 1024)
 
 static OutboxRelay *exiting_relay = NULL;
 
@@ -157,14 +161,19 @@ outbox_publisher_poll(OutboxRelay *relay)
 
 /* -------------------------------------------------------------- sending */
 
+/* How many bytes may be in flight. */
+static size_t
+byte_budget(void)
+{
+	return (size_t) outbox_relay_memory * 1024 / 4;
+}
+
 /* Whether one more event may go out: window, bytes, and a place to note that it is out. */
 static bool
 may_send(const OutboxRelay *relay, int in_flight, int64 now)
 {
-	size_t		budget = (size_t) outbox_relay_memory * 1024 / 4;
-
 	return outbox_flow_may_send(&relay->flow, in_flight, now) && relay->claims.held < relay->claims.count &&
-		(in_flight == 0 || relay->in_flight_bytes < budget);
+		(in_flight == 0 || relay->in_flight_bytes < byte_budget());
 }
 
 /*
@@ -204,6 +213,13 @@ send_one(OutboxRelay *relay, OutboxEvent *event, BrokerPublishResult *result, in
 	return false;
 }
 
+static bool
+is_paused(const OutboxRelay *relay, const OutboxEvent *event)
+{
+	return event->broken == NULL && relay->pauses.count > 0 &&
+		outbox_pause_holds(&relay->pauses, event->aggregate_type, event->message.subject);
+}
+
 /* The next head that isn't paused; paused ones wait until the pauses change. */
 static OutboxEvent *
 next_event(OutboxRelay *relay, int64 now)
@@ -212,12 +228,83 @@ next_event(OutboxRelay *relay, int64 now)
 
 	while ((event = (OutboxEvent *) outbox_schedule_next(relay->schedule, now)) != NULL)
 	{
-		if (event->broken != NULL || relay->pauses.count == 0 ||
-			!outbox_pause_holds(&relay->pauses, event->aggregate_type, event->message.subject))
+		if (!is_paused(relay, event))
 			return event;
 		outbox_schedule_retry(relay->schedule, &event->schedule, PG_INT64_MAX, event->schedule.failures);
 	}
 	return NULL;
+}
+
+/* Only what has never failed goes in a batch: a refusal there doesn't say whose it is. */
+static bool
+fits_run(const OutboxRelay *relay, const OutboxEvent *event, const OutboxEvent *first, int64 now)
+{
+	return !event->alone && !event->has_delivery && event->attempts == 0 && event->schedule.failures == 0 &&
+		event->broken == NULL && event->schedule.not_before <= now &&
+		event->schedule.priority == first->schedule.priority && !is_paused(relay, event);
+}
+
+/* How many events, from this head on, are to go as one batch; 1: it goes by itself. */
+static int
+run_length(const OutboxRelay *relay, const OutboxEvent *first, const BrokerStatus *status, int64 now)
+{
+	int			room = outbox_flow_max_run(&relay->flow, status->in_flight, status->batches_in_flight, now);
+	int			places = relay->claims.count - relay->claims.held;
+	size_t		bytes_left = Min(byte_budget() - Min(byte_budget(), relay->in_flight_bytes), MAX_RUN_BYTES);
+	const OutboxEvent *event = first;
+	int			count = 0;
+
+	if (!status->takes_batches || outbox_schedule_held(relay->schedule, &first->schedule) < OUTBOX_MIN_RUN)
+		return 1;
+	while (event != NULL && count < Min(room, places) && fits_run(relay, event, first, now) && event->schedule.bytes <= bytes_left)
+	{
+		bytes_left -= event->schedule.bytes;
+		count++;
+		event = (const OutboxEvent *) outbox_schedule_behind(&event->schedule);
+	}
+	return count < OUTBOX_MIN_RUN ? 1 : count;
+}
+
+/*
+ * Hands a run of events to the broker as one batch. If it doesn't go out it is
+ * back in the schedule; what the client refuses as part of a batch goes alone.
+ */
+static bool
+send_run(OutboxRelay *relay, OutboxEvent *first, int count, BrokerPublishResult *result)
+{
+	static const BrokerMessage *messages[OUTBOX_MAX_RUN];
+	OutboxEvent *event = first;
+	size_t		bytes = 0;
+	int			taken;
+	char		text[BROKER_TEXT_SIZE];
+
+	for (taken = 0; taken < count; taken++)
+	{
+		event->claim = outbox_claims_take(relay, event->schedule.position);
+		if (event->claim < 0)
+			break;
+		messages[taken] = &event->message;
+		bytes += event->schedule.bytes;
+		event = (OutboxEvent *) outbox_schedule_behind(&event->schedule);
+	}
+	*result = taken < count ? BROKER_PUBLISH_FULL : broker_publish_batch(relay->broker, messages, count, first, text);
+	if (*result == BROKER_PUBLISH_OK)
+	{
+		first->run = count;
+		outbox_schedule_take_run(relay->schedule, &first->schedule, count);
+		relay->in_flight_bytes += bytes;
+		outbox_flow_sent(&relay->flow);
+		return true;
+	}
+	event = first;
+	for (int i = 0; i < taken; i++)
+	{
+		outbox_claims_release(relay, event->claim, event->schedule.position);
+		event->alone = *result == BROKER_PUBLISH_REFUSED;
+		event = (OutboxEvent *) outbox_schedule_behind(&event->schedule);
+	}
+	outbox_schedule_return(relay->schedule, &first->schedule);
+	return false;
 }
 
 /* Sends ready heads until the window is full or none is left. */
@@ -243,10 +330,27 @@ outbox_publisher_send(OutboxRelay *relay)
 		broker_get_status(relay->broker, &status);
 		while (status.state == BROKER_ONLINE && may_send(relay, status.in_flight, now))
 		{
+			int			count;
+
 			event = next_event(relay, now);
-			if (event == NULL || !send_one(relay, event, &result, &code, text))
+			if (event == NULL)
 				break;
-			status.in_flight++;
+			count = run_length(relay, event, &status, now);
+			if (count > 1)
+			{
+				if (send_run(relay, event, count, &result))
+				{
+					status.in_flight += count;
+					status.batches_in_flight++;
+				}
+				else if (result != BROKER_PUBLISH_REFUSED)
+					break;
+				result = BROKER_PUBLISH_OK;
+			}
+			else if (send_one(relay, event, &result, &code, text))
+				status.in_flight++;
+			else
+				break;
 		}
 		broker_flush(relay->broker);
 		restore_signals(&saved);

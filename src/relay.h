@@ -59,7 +59,7 @@ typedef struct OutboxRangeList
 } OutboxRangeList;
 
 /* Events held per aggregate; more are read again when their turn comes. */
-#define OUTBOX_MAX_QUEUE 256
+#define OUTBOX_MAX_QUEUE 2048
 
 /* Acks and failures kept before they must be recorded. */
 #define OUTBOX_SETTLE_BATCH 1024

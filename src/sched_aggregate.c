@@ -85,7 +85,7 @@ count_deferred(Schedule *schedule, Aggregate *aggregate, int64_t position, int64
 		aggregate->deferred_created = created;
 }
 
-/* Frees the events of a queue, except one in flight, and counts them as deferred. */
+/* Frees the events of a queue, except those in flight, and counts them as deferred. */
 void
 outbox_sched_aggregate_forget(Schedule *schedule, Aggregate *aggregate)
 {
@@ -93,6 +93,8 @@ outbox_sched_aggregate_forget(Schedule *schedule, Aggregate *aggregate)
 
 	if (aggregate->state == AGGREGATE_IN_FLIGHT)
 	{
+		for (uint32_t i = 1; i < aggregate->sent; i++)
+			event = event->next;
 		aggregate->tail = event;
 		event = event->next;
 		aggregate->tail->next = NULL;

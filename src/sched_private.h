@@ -26,21 +26,21 @@ typedef enum AggregateState
 {
 	AGGREGATE_EMPTY,			/* holds no event, has deferred ones: in the refill queue */
 	AGGREGATE_READY,			/* head in memory, in the ready heap */
-	AGGREGATE_IN_FLIGHT,		/* head handed out, in no heap */
+	AGGREGATE_IN_FLIGHT,		/* head handed out, or a run of events, in no heap */
 	AGGREGATE_WAITING			/* holds no event, in the wait heap */
 } AggregateState;
 
 /*
  * One aggregate with known events, 88 bytes: with malloc's header exactly 96,
  * and there may be millions. All positions held are below deferred_from,
- * except that of an event in flight: a redriven event may come in before it.
+ * except those of events in flight: a redriven event may come in before them.
  */
 typedef struct Aggregate
 {
 	uint64_t	key;
 	struct Aggregate *next_in_bucket;
 	struct Aggregate *next_in_refill;
-	SchedEvent *head;			/* events held, by position; the first may be in flight */
+	SchedEvent *head;			/* events held, by position; the first ones may be in flight */
 	SchedEvent *tail;
 	int64_t		deferred;		/* how many are to be read again */
 	int64_t		deferred_from;	/* the lowest of them; INT64_MAX: none */
@@ -48,7 +48,11 @@ typedef struct Aggregate
 	int64_t		heap_key;		/* ready, in flight: place among the ready; waiting: until when */
 	int32_t		failures;		/* of the event at deferred_from, while it isn't held */
 	int32_t		held;
-	uint32_t	heap_index;		/* where in its heap, kept up by sched_heap.c */
+	union
+	{
+		uint32_t	heap_index;	/* ready, waiting: where in its heap, kept up by sched_heap.c */
+		uint32_t	sent;		/* in flight: so many of the events held, from the first on */
+	};
 	uint8_t		state;			/* AggregateState */
 	bool		in_refill;		/* linked in the refill queue */
 	bool		retry_wait;		/* outbox_schedule_retry_now() ends the wait */

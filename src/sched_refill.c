@@ -10,17 +10,28 @@
 
 #include <stdlib.h>
 
+/*
+ * Of a run in flight one event counts: what follows it should be held when its
+ * ack comes, but not be read in driblets while the run fills the queue.
+ */
+static bool
+is_low(const Schedule *schedule, const Aggregate *aggregate)
+{
+	int32_t		low = outbox_sched_low_water(schedule);
+	int32_t		sent = aggregate->state == AGGREGATE_IN_FLIGHT ? (int32_t) aggregate->sent : 1;
+
+	return aggregate->held - (sent - 1) <= low && aggregate->held <= schedule->limits.max_queue - (low > 0 ? low : 1);
+}
+
 static bool
 wants_refill(const Schedule *schedule, const Aggregate *aggregate)
 {
-	if (aggregate->deferred == 0 || aggregate->held > outbox_sched_low_water(schedule))
-		return false;
-	if (aggregate->state == AGGREGATE_WAITING)
+	if (aggregate->deferred == 0 || aggregate->state == AGGREGATE_WAITING || !is_low(schedule, aggregate))
 		return false;
 
-	/* A read from an earlier position would bring the event in flight once more. */
+	/* A read from an earlier position would bring the events in flight once more. */
 	return aggregate->state != AGGREGATE_IN_FLIGHT ||
-		aggregate->deferred_from > aggregate->head->position;
+		aggregate->deferred_from > aggregate->tail->position;
 }
 
 /* Called after each change that may have made an aggregate want a refill. */

@@ -196,8 +196,21 @@ outbox_schedule_next(Schedule *schedule, int64_t now)
 	aggregate = schedule->heaps.ready.root->aggregate;
 	outbox_sched_heap_remove(&schedule->heaps.ready, aggregate);
 	aggregate->state = AGGREGATE_IN_FLIGHT;
+	aggregate->sent = 1;
 	schedule->in_flight++;
 	return aggregate->head;
+}
+
+int
+outbox_schedule_held(const Schedule *schedule, const SchedEvent *event)
+{
+	return outbox_sched_table_find(&schedule->table, event->aggregate)->held;
+}
+
+SchedEvent *
+outbox_schedule_behind(const SchedEvent *event)
+{
+	return event->next;
 }
 
 /* Finds the aggregate of an event in flight. */
@@ -212,14 +225,25 @@ aggregate_in_flight(const Schedule *schedule, const SchedEvent *event)
 }
 
 void
+outbox_schedule_take_run(Schedule *schedule, SchedEvent *first, int count)
+{
+	Aggregate  *aggregate = aggregate_in_flight(schedule, first);
+
+	SchedAssert(aggregate->sent == 1 && count >= 1 && count <= aggregate->held);
+	aggregate->sent = (uint32_t) count;
+	schedule->in_flight += count - 1;
+	outbox_sched_refill_check(schedule, aggregate);
+}
+
+void
 outbox_schedule_return(Schedule *schedule, SchedEvent *event)
 {
 	Aggregate  *aggregate = aggregate_in_flight(schedule, event);
 
-	schedule->in_flight--;
-	if (aggregate->deferred_from < event->position)
+	schedule->in_flight -= aggregate->sent;
+	if (aggregate->deferred_from < aggregate->tail->position)
 	{
-		/* An earlier event came in meanwhile: it goes first now. */
+		/* One came in meanwhile that goes before some of these, or before all. */
 		aggregate->state = AGGREGATE_EMPTY;
 		outbox_sched_aggregate_forget(schedule, aggregate);
 		outbox_sched_refill_check(schedule, aggregate);
@@ -238,9 +262,15 @@ outbox_schedule_done(Schedule *schedule, SchedEvent *event, int64_t now)
 	aggregate->head = event->next;
 	if (aggregate->head == NULL)
 		aggregate->tail = NULL;
-	aggregate->state = AGGREGATE_EMPTY;
 	outbox_sched_aggregate_release(schedule, aggregate, event);
 
+	if (--aggregate->sent > 0)
+	{
+		/* The rest of a run. */
+		outbox_sched_refill_check(schedule, aggregate);
+		return;
+	}
+	aggregate->state = AGGREGATE_EMPTY;
 	if (aggregate->head != NULL)
 		outbox_sched_aggregate_start_head(schedule, aggregate, now);
 	else if (aggregate->deferred == 0)
@@ -251,14 +281,14 @@ outbox_schedule_done(Schedule *schedule, SchedEvent *event, int64_t now)
 	outbox_sched_refill_check(schedule, aggregate);
 }
 
-/* Takes an event in flight back, and its aggregate waits, unless something came in before it meanwhile. */
+/* Takes what is in flight back, and its aggregate waits, unless something came in before it meanwhile. */
 static void
 put_off(Schedule *schedule, SchedEvent *event, int64_t until, int32_t failures, bool retry)
 {
 	Aggregate  *aggregate = aggregate_in_flight(schedule, event);
 	bool		still_head = event->position < aggregate->deferred_from;
 
-	schedule->in_flight--;
+	schedule->in_flight -= aggregate->sent;
 	aggregate->state = AGGREGATE_EMPTY;
 	outbox_sched_aggregate_forget(schedule, aggregate);
 

@@ -104,6 +104,17 @@ extern ScheduleAdd outbox_schedule_add(Schedule *schedule, SchedEvent *event, in
 /* The next event to send, now in flight; NULL when no head is ready. */
 extern SchedEvent *outbox_schedule_next(Schedule *schedule, int64_t now);
 
+/*
+ * A run: several events of an aggregate that are sent together and have one
+ * outcome. After outbox_schedule_next() gave its first event, the caller looks
+ * at those behind it, and says how many go with it. An acknowledged run is then
+ * done event by event, in order; one that failed is returned, retried and so on
+ * by its first event, which stands for all that aren't done.
+ */
+extern int	outbox_schedule_held(const Schedule *schedule, const SchedEvent *event);	/* of its aggregate */
+extern SchedEvent *outbox_schedule_behind(const SchedEvent *event); /* NULL: none is held */
+extern void outbox_schedule_take_run(Schedule *schedule, SchedEvent *first, int count);
+
 /* Puts back in front an event that was given but not sent after all: ready at once, in its old place. */
 extern void outbox_schedule_return(Schedule *schedule, SchedEvent *event);
 

@@ -51,6 +51,7 @@ foreach my $signal (qw(INT TERM))
 #   max_payload        bytes
 #   user, password     that clients need; url() and natstool then have them
 #   authorization      what goes between the braces of that block, instead
+#   program            path of a nats-server; default: the one in PATH
 #   monitor            1: with a monitoring port, see monitor()
 #   config             more lines for the configuration file
 #   name               of the server, and of its files
@@ -124,7 +125,7 @@ sub _die_with_parent
 sub _launch
 {
 	my ($self) = @_;
-	my $server = _find_server();
+	my $server = $self->{program} // _find_server();
 
 	$self->{pid} = fork() // croak "could not fork: $!";
 	if ($self->{pid} == 0)

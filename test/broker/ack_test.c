@@ -57,6 +57,10 @@ test_positive(void)
 	ok(reply.kind == ACK_POSITIVE && reply.sequence == UINT64_MAX, "the largest sequence");
 	reply = parse_text("{\"new\":{\"a\":[1,-2.5e+3,{\"b\":[]},{}],\"c\":null},\"x\":[],\"stream\":\"S\",\"seq\":7}");
 	ok(reply.kind == ACK_POSITIVE && reply.sequence == 7, "unknown members of any kind");
+	ok(reply.count == 0, "of one message");
+	reply = parse_text("{\"stream\":\"S\",\"seq\":107,\"batch\":\"x\",\"count\":100}");
+	ok(reply.kind == ACK_POSITIVE && reply.sequence == 107 && reply.count == 100, "of a batch");
+	ok(parse_text("{\"stream\":\"S\",\"seq\":107,\"count\":-1}").kind == ACK_MALFORMED, "a count is a number");
 	reply = parse_text("{\"error\":null,\"stream\":\"S\",\"seq\":7}");
 	ok(reply.kind == ACK_POSITIVE, "no error is no error");
 	reply = parse_text("{\"stream\":\"a\\u0042\\\\\\\"\\/c\\u00e9\\u0000\",\"seq\":7}");

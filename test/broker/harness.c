@@ -160,6 +160,8 @@ server_start(Server *server)
 		/* Nothing outlives a test program that is killed. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		sigprocmask(SIG_SETMASK, &none, NULL);
+		if (server->program != NULL)
+			execl(server->program, "nats-server", "-c", path, (char *) NULL);
 		execlp("nats-server", "nats-server", "-c", path, (char *) NULL);
 		execl("/usr/sbin/nats-server", "nats-server", "-c", path, (char *) NULL);
 		_exit(127);

@@ -15,6 +15,7 @@
 /* A server of our own: its folder, port and configuration outlive its process. */
 typedef struct Server
 {
+	const char *program;		/* NULL: nats-server, wherever it is */
 	pid_t		pid;			/* 0: not running */
 	int			port;
 	const char *host;			/* 127.0.0.1, unless set between create and configure */

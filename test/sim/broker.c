@@ -39,7 +39,8 @@ typedef struct Flight
 {
 	int64_t		id;				/* 0: free */
 	void	   *cookie;
-	SimMessage	message;
+	int			count;			/* messages: more than 1 for a batch */
+	SimMessage	messages[SIM_MAX_BATCH];
 	FlightState state;
 	int64_t		accepted;
 	int64_t		deadline;
@@ -63,6 +64,7 @@ struct Broker
 	Flight		flights[MAX_FLIGHTS];
 	int			flight_count;	/* all are below */
 	int			in_flight;
+	int			batches;
 };
 
 /* On its way to the server. */
@@ -139,6 +141,7 @@ deliver(void *arg, int64_t number)
 		sim_trace("message of position %lld is lost", letter->message.position);
 		return;
 	}
+	letter->answer.count = letter->message.batch != 0 ? letter->message.sequence : 1;
 	if (!sim_stream_take(&letter->message, &letter->answer))
 		return;
 	sim_at(sim_now + network_delay(), deliver_answer, letter, 0);
@@ -265,8 +268,13 @@ sim_broker_has(SimProc *proc, int64_t position)
 
 	for (int i = 0; broker->proc == proc && i < broker->flight_count; i++)
 	{
-		if (broker->flights[i].id != 0 && broker->flights[i].message.position == position)
-			return true;
+		const Flight *flight = &broker->flights[i];
+
+		for (int k = 0; flight->id != 0 && k < flight->count; k++)
+		{
+			if (flight->messages[k].position == position)
+				return true;
+		}
 	}
 	return false;
 }
@@ -281,6 +289,7 @@ broker_create(void)
 	memset(broker, 0, offsetof(struct Broker, flights));
 	broker->flight_count = 0;
 	broker->in_flight = 0;
+	broker->batches = 0;
 	broker->proc = sim_self;
 	broker->state = BROKER_OFFLINE;
 	broker->until = sim_now;
@@ -324,7 +333,7 @@ broker_poll_within(const Broker *broker)
 static void
 report(struct Broker *broker, Flight *flight, BrokerOutcome *outcome)
 {
-	Row		   *row = sim_log_find(flight->message.position);
+	Row		   *row = sim_log_find(flight->messages[0].position);
 
 	*outcome = flight->outcome;
 	if (flight->state != FLIGHT_ANSWERED)
@@ -332,12 +341,16 @@ report(struct Broker *broker, Flight *flight, BrokerOutcome *outcome)
 		*outcome = (BrokerOutcome) {.kind = flight->state == FLIGHT_LOST ? BROKER_LOST : BROKER_TIMED_OUT, .cookie = flight->cookie};
 		strcpy(outcome->text, "simulated");
 	}
+	outcome->count = flight->count;
 	flight->id = 0;
-	broker->in_flight--;
-	sim_trace("outcome of position %lld: kind %lld, code %lld", flight->message.position, outcome->kind, outcome->code);
-	if (outcome->kind == BROKER_ACKED)
-		sim_check_acked(row);
-	else if (outcome->kind == BROKER_REFUSED && (outcome->code == 10054 || outcome->status == 400))
+	broker->in_flight -= flight->count;
+	broker->batches -= flight->count > 1;
+	sim_trace("outcome of position %lld: kind %lld, code %lld", flight->messages[0].position, outcome->kind, outcome->code);
+	for (int i = 0; i < flight->count && outcome->kind == BROKER_ACKED; i++)
+		sim_check_acked(sim_log_find(flight->messages[i].position));
+	if (flight->count > 1 || outcome->kind == BROKER_ACKED)
+		return;
+	if (outcome->kind == BROKER_REFUSED && (outcome->code == 10054 || outcome->status == 400))
 		sim_check_refusal(row, outcome->code == 10054);
 }
 
@@ -366,49 +379,81 @@ bytes_in_flight(const struct Broker *broker)
 	int64_t		bytes = 0;
 
 	for (int i = 0; i < broker->flight_count; i++)
-		bytes += broker->flights[i].id == 0 ? 0 : broker->flights[i].message.size;
+	{
+		for (int k = 0; broker->flights[i].id != 0 && k < broker->flights[i].count; k++)
+			bytes += broker->flights[i].messages[k].size;
+	}
 	return bytes;
+}
+
+/* A message, or a batch of them. */
+static BrokerPublishResult
+publish(Broker *broker, const BrokerMessage *const *messages, int count, void *cookie, char *error_text)
+{
+	Flight	   *flight;
+	int64_t		first = ((const SimMessage *) messages[0]->data)->position;
+
+	sim_maybe_pass();
+	if (broker->state != BROKER_ONLINE)
+		return BROKER_PUBLISH_OFFLINE;
+	if (broker->in_flight + count > broker->config.max_in_flight || broker->flight_count == MAX_FLIGHTS || sim_one_in(300))
+		return BROKER_PUBLISH_FULL;
+	for (int i = 0; i < count; i++)
+	{
+		Row		   *row = sim_log_find(((const SimMessage *) messages[i]->data)->position);
+
+		if (row == NULL || row->flaw != FLAW_CLIENT)
+			continue;
+		strcpy(error_text, "larger than the server's limit");
+		if (count == 1)
+			sim_check_refusal(row, true);
+		return BROKER_PUBLISH_REFUSED;
+	}
+	flight = &broker->flights[broker->flight_count++];
+	*flight = (Flight) {
+		.cookie = cookie,
+		.state = FLIGHT_UNSENT,
+		.accepted = sim_now,
+		.deadline = sim_now + broker->config.ack_timeout_ms * MS,
+	};
+	for (int i = 0; i < count; i++)
+	{
+		SimMessage *message = &flight->messages[i];
+
+		*message = *(const SimMessage *) messages[i]->data;
+		message->batch = count > 1 ? last_flight + 1 : 0;
+		message->sequence = i + 1;
+		message->commit = i == count - 1;
+		sim_check_sent(message->position, first, bytes_in_flight(broker), broker->in_flight);
+		sim_trace("sends position %lld in batch %lld", message->position, message->batch);
+		flight->count++;
+		broker->in_flight++;
+	}
+	flight->id = ++last_flight;
+	broker->batches += count > 1;
+	return BROKER_PUBLISH_OK;
 }
 
 BrokerPublishResult
 broker_publish(Broker *broker, const BrokerMessage *message, void *cookie, int *error_code, char *error_text)
 {
-	const SimMessage *content = message->data;
-	Flight	   *flight;
-	Row		   *row = sim_log_find(content->position);
+	*error_code = 0;
+	return publish(broker, &message, 1, cookie, error_text);
+}
 
-	sim_maybe_pass();
-	if (broker->state != BROKER_ONLINE)
-		return BROKER_PUBLISH_OFFLINE;
-	if (broker->in_flight >= broker->config.max_in_flight || broker->flight_count == MAX_FLIGHTS || sim_one_in(300))
-		return BROKER_PUBLISH_FULL;
-	if (row != NULL && row->flaw == FLAW_CLIENT)
-	{
-		*error_code = 0;
-		strcpy(error_text, "larger than the server's limit");
-		sim_check_refusal(row, true);
-		return BROKER_PUBLISH_REFUSED;
-	}
-	sim_check_sent(content->position, bytes_in_flight(broker), broker->in_flight);
-	sim_trace("sends position %lld", content->position);
-	flight = &broker->flights[broker->flight_count++];
-	*flight = (Flight) {
-		.id = ++last_flight,
-		.cookie = cookie,
-		.message = *content,
-		.state = FLIGHT_UNSENT,
-		.accepted = sim_now,
-		.deadline = sim_now + broker->config.ack_timeout_ms * MS,
-	};
-	broker->in_flight++;
-	return BROKER_PUBLISH_OK;
+BrokerPublishResult
+broker_publish_batch(Broker *broker, const BrokerMessage *const *messages, int count, void *cookie, char *error_text)
+{
+	if (!plan.batches || count < 2 || count > SIM_MAX_BATCH)
+		sim_fail("a batch of %d messages", count);
+	return publish(broker, messages, count, cookie, error_text);
 }
 
 static void
-send_letter(struct Broker *broker, const Flight *flight)
+send_letter(struct Broker *broker, const Flight *flight, const SimMessage *message)
 {
 	Connection *connection = broker->connection;
-	Letter		letter = {connection, connection->sent++, broker, flight->id, flight->message, {0}};
+	Letter		letter = {connection, connection->sent++, broker, flight->id, *message, {0}};
 	int64_t		arrival = sim_now + network_delay();
 
 	if (sim_faults && sim_one_in(50))
@@ -443,8 +488,11 @@ broker_flush(Broker *broker)
 			return;
 		}
 		flight->state = FLIGHT_SENT;
-		send_letter(broker, flight);
-		sim_maybe_pass();
+		for (int k = 0; k < flight->count && broker->state == BROKER_ONLINE; k++)
+		{
+			send_letter(broker, flight, &flight->messages[k]);
+			sim_maybe_pass();
+		}
 	}
 }
 
@@ -465,6 +513,8 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 	status->connects = broker->connects;
 	status->max_payload = 1000000;
 	status->in_flight = broker->in_flight;
+	status->batches_in_flight = broker->batches;
+	status->takes_batches = plan.batches;
 	strcpy(status->server, "simulation");
 	status->text[0] = '\0';
 	if (broker->state == BROKER_OFFLINE)

@@ -5,7 +5,11 @@
 #ifndef SIM_MESSAGE_H
 #define SIM_MESSAGE_H
 
+#include <stdbool.h>
 #include <stdint.h>
+
+/* As many as the relay sends at most: OUTBOX_MAX_RUN of the simulation. */
+#define SIM_MAX_BATCH 8
 
 typedef struct SimMessage
 {
@@ -13,6 +17,9 @@ typedef struct SimMessage
 	int			size;
 	char		type[8];
 	char		subject[48];
+	int64_t		batch;			/* 0: none */
+	int			sequence;		/* in the batch, from 1 on */
+	bool		commit;			/* the batch's last */
 } SimMessage;
 
 #endif							/* SIM_MESSAGE_H */

@@ -86,6 +86,7 @@ sim_plan_draw(void)
 		.operate = every(SECOND / 4, 3 * SECOND),
 		.reload = sim_one_in(2) ? every(SECOND, 6 * SECOND) : 0,
 	};
+	plan.batches = sim_one_in(2);
 	/* The quarter of the budget that may be in flight needs room for an event. */
 	if (plan.relay_memory == 4)
 		plan.event_size = 200;

@@ -129,6 +129,7 @@ typedef struct SimPlan
 	/* Settings, in the units of the GUCs. */
 	int			workers;
 	int			max_in_flight;
+	bool		batches;		/* the stream takes them */
 	int			relay_memory;	/* kB, smaller than the GUC allows */
 	int			lease_ttl;
 	int			ack_timeout;

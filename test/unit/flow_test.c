@@ -38,6 +38,41 @@ test_window(void)
 	ok(!outbox_flow_may_send(&flow, 5, 200), "unless fewer are allowed");
 }
 
+/* How many may go as a batch at this time, with nothing in flight. */
+static int
+max_run(int64_t now)
+{
+	return outbox_flow_max_run(&flow, 0, 0, now);
+}
+
+static void
+test_batches(void)
+{
+	int64_t		pause;
+
+	outbox_flow_reset(&flow, 5000);
+	ok(max_run(0) == 1, "the smallest window is too small for a batch");
+	for (int i = 0; i < OUTBOX_MIN_RUN - OUTBOX_MIN_WINDOW; i++)
+		outcome(OUTBOX_ERROR_NONE, 0);
+	ok(max_run(0) == OUTBOX_MIN_RUN && outbox_flow_max_run(&flow, 1, 0, 0) == 1, "a batch fits in the window, or there is none");
+	for (int i = 0; i < 5000; i++)
+		outcome(OUTBOX_ERROR_NONE, 0);
+	ok(max_run(0) == OUTBOX_MAX_RUN && outbox_flow_max_run(&flow, 4900, 0, 0) == 100, "not more than the server takes, and than there is room");
+	ok(outbox_flow_max_run(&flow, 500, OUTBOX_MAX_BATCHES - 1, 0) > 1 && outbox_flow_max_run(&flow, 500, OUTBOX_MAX_BATCHES, 0) == 1,
+	   "and only some at once");
+
+	outbox_flow_batch_outcome(&flow, false, SECOND, &delays);
+	pause = delays.base;
+	ok(max_run(SECOND + pause - 1) == 1 && max_run(SECOND + pause) > 1, "after one that failed there is none for a while");
+	outbox_flow_batch_outcome(&flow, false, 2 * SECOND, &delays);
+	ok(max_run(2 * SECOND + pause) == 1 && max_run(2 * SECOND + 2 * pause) > 1, "for longer if the next fails, too");
+	outbox_flow_batch_outcome(&flow, true, 3 * SECOND, &delays);
+	outbox_flow_batch_outcome(&flow, false, 3 * SECOND, &delays);
+	ok(max_run(3 * SECOND + pause) > 1, "one that is stored ends that");
+	outcome(OUTBOX_ERROR_BROKER, 4 * SECOND);
+	ok(max_run(60 * SECOND) == 1, "while the circuit is open events go one by one");
+}
+
 static void
 test_blamed(void)
 {
@@ -104,6 +139,7 @@ int
 main(void)
 {
 	test_window();
+	test_batches();
 	test_blamed();
 	test_many_silent();
 	test_few_silent();

@@ -121,4 +121,41 @@ take_done(Schedule *schedule, int64_t now)
 	return position;
 }
 
+static inline Schedule *
+new_schedule(int max_queue)
+{
+	ScheduleLimits limits = {.max_bytes = 1 << 20, .max_queue = max_queue};
+
+	return outbox_schedule_create(&limits);
+}
+
+static inline ScheduleAdd
+add(Schedule *schedule, uint64_t aggregate, int64_t position, int64_t now)
+{
+	return outbox_schedule_add(schedule, new_event(aggregate, position), now);
+}
+
+static inline void
+add_many(Schedule *schedule, uint64_t aggregate, int64_t first, int64_t last)
+{
+	for (int64_t position = first; position <= last; position++)
+		add(schedule, aggregate, position, 0);
+}
+
+static inline SchedEvent *
+take(Schedule *schedule)
+{
+	return outbox_schedule_next(schedule, 0);
+}
+
+/* Answers a refill with the positions first .. last. */
+static inline void
+refill_range(Schedule *schedule, const ScheduleRefill *refill, int64_t first, int64_t last,
+			 bool exhausted, int64_t now)
+{
+	for (int64_t position = first; position <= last; position++)
+		outbox_schedule_refill_add(schedule, new_event(refill->aggregate, position));
+	outbox_schedule_refill_end(schedule, refill->aggregate, exhausted, now);
+}
+
 #endif							/* OUTBOX_SCHEDULE_FIXTURE_H */

@@ -38,6 +38,7 @@ typedef struct ModelAggregate
 	ModelState	state;
 	int			held[MAX_EVENTS];	/* indexes into the log */
 	int			n_held;
+	int			n_sent;			/* in flight: so many of the first ones held */
 	int64_t		deferred;
 	int64_t		deferred_from;
 	int64_t		key;			/* ready: urgency; waiting: until */
@@ -117,6 +118,12 @@ model_count_deferred(Run *run, ModelAggregate *aggregate, int64_t position)
 	(void) run;
 }
 
+static int
+model_sent(const ModelAggregate *aggregate)
+{
+	return aggregate->state == MODEL_IN_FLIGHT ? aggregate->n_sent : 0;
+}
+
 static void
 model_forget(Run *run, ModelAggregate *aggregate, int keep)
 {
@@ -159,7 +166,7 @@ model_defer(Run *run, ModelAggregate *aggregate, int64_t position)
 		aggregate->state = MODEL_EMPTY;
 	if (aggregate->n_held > 0 && position < run->log[aggregate->held[aggregate->n_held - 1]].position)
 	{
-		model_forget(run, aggregate, aggregate->state == MODEL_IN_FLIGHT);
+		model_forget(run, aggregate, model_sent(aggregate));
 		if (aggregate->state == MODEL_READY)
 			aggregate->state = MODEL_EMPTY;
 	}
@@ -175,7 +182,7 @@ model_reread(Run *run, ModelAggregate *aggregate)
 {
 	if (aggregate->state == MODEL_NONE)
 		return;
-	model_forget(run, aggregate, aggregate->state == MODEL_IN_FLIGHT);
+	model_forget(run, aggregate, model_sent(aggregate));
 	if (aggregate->state != MODEL_IN_FLIGHT)
 		aggregate->state = MODEL_EMPTY;
 }
@@ -190,10 +197,13 @@ model_reset(ModelAggregate *aggregate)
 static bool
 model_wants_refill(const Run *run, const ModelAggregate *aggregate)
 {
-	return aggregate->deferred > 0 && aggregate->n_held <= run->limits.max_queue / 4 &&
+	int			low = run->limits.max_queue / 4;
+	int			sent = model_sent(aggregate);
+	int			counted = aggregate->n_held - (sent > 1 ? sent - 1 : 0);
+
+	return aggregate->deferred > 0 && counted <= low && run->limits.max_queue - aggregate->n_held >= (low > 0 ? low : 1) &&
 		aggregate->state != MODEL_WAITING &&
-		!(aggregate->state == MODEL_IN_FLIGHT &&
-		  aggregate->deferred_from < run->log[aggregate->held[0]].position);
+		!(sent > 0 && aggregate->deferred_from < run->log[aggregate->held[aggregate->n_held - 1]].position);
 }
 
 /* What the schedule reports must be what the model knows, after every step. */
@@ -209,7 +219,7 @@ compare_counts(Run *run)
 		const ModelAggregate *aggregate = &run->model[i];
 
 		expected.held += aggregate->n_held;
-		expected.in_flight += aggregate->state == MODEL_IN_FLIGHT;
+		expected.in_flight += model_sent(aggregate);
 		expected.deferred += aggregate->deferred;
 		expected.aggregates += aggregate->state != MODEL_NONE;
 		expected.waiting += aggregate->state == MODEL_WAITING;
@@ -352,40 +362,71 @@ step_next(Run *run)
 			expect(run, run->log[i].in_flight == NULL &&
 				   (i >= index || !run->log[i].known || run->log[i].settled));
 	}
+	expect(run, outbox_schedule_held(run->schedule, event) == best->n_held);
 	best->state = MODEL_IN_FLIGHT;
-	entry->in_flight = event;
+	best->n_sent = 1;
+	for (int wanted = one_in(2) ? 1 : 1 + below(best->n_held); best->n_sent < wanted; best->n_sent++)
+		if (run->log[best->held[best->n_sent]].given_not_before > run->now)
+			break;
+	if (best->n_sent > 1)
+		outbox_schedule_take_run(run->schedule, event, best->n_sent);
+	for (int i = 0; i < best->n_sent; i++)
+	{
+		entry = &run->log[best->held[i]];
+		expect(run, event != NULL && event->position == entry->position && entry->in_flight == NULL);
+		entry->in_flight = event;
+		event = outbox_schedule_behind(event);
+	}
 }
 
-/* An outcome for a random event in flight. */
+/* Done: the first event in flight of an aggregate. */
+static void
+settle_first(Run *run, ModelAggregate *aggregate)
+{
+	LogEvent   *entry = &run->log[aggregate->held[0]];
+
+	outbox_schedule_done(run->schedule, entry->in_flight, run->now);
+	entry->in_flight = NULL;
+	entry->settled = true;
+	run->sent++;
+	memmove(aggregate->held, aggregate->held + 1, sizeof(int) * (size_t) --aggregate->n_held);
+	if (--aggregate->n_sent > 0)
+		return;
+	aggregate->state = MODEL_EMPTY;
+	if (aggregate->n_held > 0)
+		model_start_head(run, aggregate);
+	else if (aggregate->deferred == 0)
+		model_reset(aggregate);
+}
+
+/* An outcome for the events in flight of a random aggregate: some done, or all taken back. */
 static void
 step_outcome(Run *run, bool only_done)
 {
 	int			chosen = -1;
 	int			seen = 0;
+	int			sent;
 	LogEvent   *entry;
 	ModelAggregate *aggregate;
 
-	for (int i = 0; i < run->n_events; i++)
-		if (run->log[i].in_flight != NULL && one_in(++seen))
+	for (int i = 0; i < run->n_aggregates; i++)
+		if (run->model[i].state == MODEL_IN_FLIGHT && one_in(++seen))
 			chosen = i;
 	if (chosen < 0)
 		return;
-	entry = &run->log[chosen];
-	aggregate = &run->model[entry->aggregate];
+	aggregate = &run->model[chosen];
+	entry = &run->log[aggregate->held[0]];
+	sent = aggregate->n_sent;
 
 	if (only_done || !one_in(3))
 	{
-		outbox_schedule_done(run->schedule, entry->in_flight, run->now);
-		entry->settled = true;
-		run->sent++;
-		memmove(aggregate->held, aggregate->held + 1, sizeof(int) * (size_t) --aggregate->n_held);
-		aggregate->state = MODEL_EMPTY;
-		if (aggregate->n_held > 0)
-			model_start_head(run, aggregate);
-		else if (aggregate->deferred == 0)
-			model_reset(aggregate);
+		for (int left = one_in(4) ? 1 + below(sent) : sent; left > 0; left--)
+			settle_first(run, aggregate);
+		return;
 	}
-	else if (one_in(2))
+	for (int i = 1; i < sent; i++)
+		run->log[aggregate->held[i]].in_flight = NULL;
+	if (one_in(2))
 	{
 		int64_t		until = one_in(10) ? INT64_MAX : run->now + (below(30) - 3) * SECOND;
 		bool		still_head = entry->position < aggregate->deferred_from;
@@ -407,7 +448,7 @@ step_outcome(Run *run, bool only_done)
 	}
 	else
 	{
-		bool		still_head = entry->position < aggregate->deferred_from;
+		bool		still_head = run->log[aggregate->held[sent - 1]].position < aggregate->deferred_from;
 
 		outbox_schedule_return(run->schedule, entry->in_flight);
 		aggregate->state = still_head ? MODEL_READY : MODEL_EMPTY;
