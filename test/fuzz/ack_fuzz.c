@@ -246,6 +246,8 @@ take_member(Json *json, Expected *expected, const char *key)
 		expected->has_sequence = true;
 		expected->reply.sequence = take_number(json, UINT64_MAX);
 	}
+	else if (strcmp(key, "count") == 0)
+		expected->reply.count = take_number(json, UINT64_MAX);
 	else if (strcmp(key, "duplicate") == 0)
 	{
 		expected->reply.duplicate = take_word(json, "true");
@@ -334,6 +336,7 @@ check(const char *bytes, size_t size)
 		property(strcmp(reply.stream, expected.stream) == 0);
 		property(reply.sequence == expected.reply.sequence);
 		property(reply.duplicate == expected.reply.duplicate);
+		property(reply.count == expected.reply.count);
 	}
 	if (reply.kind == ACK_ERROR)
 	{
