@@ -7,7 +7,7 @@ EXTENSION = outbox
 EXTVERSION = $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.control)
 MODULE_big = outbox
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
-DATA = sql/outbox--$(EXTVERSION).sql
+DATA_built = sql/outbox--$(EXTVERSION).sql
 
 REGRESS = $(patsubst sql/%.sql,%,$(filter-out sql/outbox--%,$(sort $(wildcard sql/*.sql))))
 # claim.spec wants a server with outbox.workers = 0, see test/regress/run.
@@ -30,6 +30,10 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
 $(OBJS): $(wildcard src/*.h)
+
+# The install script is made of parts.
+sql/outbox--$(EXTVERSION).sql: $(sort $(wildcard sql/install/*.sql)) outbox.control
+	cat $(filter %.sql,$^) >$@
 
 # TAP tests find their module in t/, and talk to NATS through a tool of ours.
 PROVE_FLAGS = -I t
