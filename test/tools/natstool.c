@@ -80,7 +80,8 @@ static const char usage_text[] =
 "usage: natstool [-s URL] [--user NAME --password TEXT] [--creds FILE] [--tls-ca FILE] COMMAND\n"
 "  dump STREAM [SUBJECT] [--json]    every message now in the stream, by sequence\n"
 "  info STREAM                       messages, first_seq, last_seq, bytes; exit 1 if missing\n"
-"  leader STREAM                     server_name of its leader; exit 1 while there is none\n"
+"  leader STREAM [OTHERS]            server_name of its leader; exit 1 while there is none,\n"
+"                                    or fewer others than that have all its messages\n"
 "  create STREAM SUBJECT[,SUBJECT..] [stream options]\n"
 "  update STREAM [SUBJECT[,..]] [stream options]    all else stays as it is\n"
 "  delete STREAM\n"
@@ -450,10 +451,14 @@ static int
 run_leader(int argc, char **argv)
 {
 	jsStreamInfo *info = get_stream_info(argv[0]);
+	int			current = 0;
 
-	(void) argc;
 	if (info->Cluster == NULL || info->Cluster->Leader == NULL || info->Cluster->Leader[0] == '\0')
 		die(EXIT_REFUSED, "stream \"%s\" has no leader", argv[0]);
+	for (int i = 0; i < info->Cluster->ReplicasLen; i++)
+		current += info->Cluster->Replicas[i]->Current && !info->Cluster->Replicas[i]->Offline;
+	if (argc > 1 && current < atoi(argv[1]))
+		die(EXIT_REFUSED, "%d other servers have all of stream \"%s\"", current, argv[0]);
 	printf("%s\n", info->Cluster->Leader);
 	return 0;
 }
@@ -798,7 +803,7 @@ main(int argc, char **argv)
 		int			max_arguments;
 		int			(*run) (int argc, char **argv);
 	}			commands[] = {
-		{"dump", 1, 2, run_dump}, {"info", 1, 1, run_info}, {"leader", 1, 1, run_leader}, {"create", 2, 2, run_create},
+		{"dump", 1, 2, run_dump}, {"info", 1, 1, run_info}, {"leader", 1, 2, run_leader}, {"create", 2, 2, run_create},
 		{"update", 1, 2, run_update}, {"delete", 1, 1, run_delete}, {"purge", 1, 2, run_purge},
 		{"publish", 2, 2, run_publish}, {"subscribe", 1, 1, run_subscribe},
 		{"respond", 1, 1, run_subscribe},
