@@ -23,6 +23,7 @@
 #include "utils/rel.h"
 
 #include "event.h"
+#include "jsonb_text.h"
 #include "log.h"
 
 PG_FUNCTION_INFO_V1(outbox_enqueue);
@@ -62,7 +63,7 @@ jsonb_bytes(Jsonb *json)
 
 	initStringInfo(&body);
 	appendStringInfoSpaces(&body, VARHDRSZ);
-	(void) JsonbToCString(&body, &json->root, VARSIZE(json));
+	outbox_jsonb_text(&body, json);
 	json_text = body.data + VARHDRSZ;
 	if (GetDatabaseEncoding() != PG_UTF8)
 	{
