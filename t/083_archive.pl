@@ -16,6 +16,7 @@ use Test::More;
 my $db = 'postgres';
 my $directory = archive_directory();
 my $nats = OutboxNats->start;
+$nats->tool('create', 'OUTBOX', 'outbox.>', '--max-msg-size', 900000);
 my $node = new_cluster('main', nats => $nats, initdb => ['--encoding=UTF8'], extra => <<"CONF");
 outbox.retention = -1
 outbox.dead_letter_retention = 0
@@ -23,7 +24,6 @@ outbox.archive_directory = '$directory'
 jit = off
 log_statement = none
 CONF
-$nats->tool('create', 'OUTBOX', 'outbox.>', '--max-msg-size', 900000);
 ok(wait_relay($node, $db), 'a relay');
 
 sub files { return map { s{.*/}{}r } sort glob("$directory/*.jsonl.*") }

@@ -14,7 +14,7 @@ use MIME::Base64 qw(decode_base64);
 use OutboxTest;
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(archive_directory archived_lines archived_events payload_bytes problems purge_all read_manifest wait_all_published);
+our @EXPORT = qw(archive_directory archived_lines archived_events archived_ids payload_bytes problems purge_all read_manifest wait_all_published);
 
 # A directory for the server to archive into.
 sub archive_directory
@@ -42,6 +42,14 @@ sub archived_events
 	my $json = JSON::PP->new->utf8->allow_nonref;
 
 	return map { $json->decode($_) } map { archived_lines($_) } sort glob("$directory/*.jsonl.*");
+}
+
+# The ids only: for files of large events.
+sub archived_ids
+{
+	my ($directory) = @_;
+
+	return map { /^\{"position":\d+,"event_id":"([^"]+)"/ or die 'not an event'; $1 } map { archived_lines($_) } sort glob("$directory/*.jsonl.*");
 }
 
 # The bytes of an event's payload, as they were published.
