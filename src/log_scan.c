@@ -68,8 +68,8 @@ text_of(const Datum *values, const bool *nulls, int column)
 }
 
 /* Takes a row apart; strings go to the current memory context. */
-static void
-read_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxRow *row)
+void
+outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxRow *row)
 {
 	Datum		values[LOG_COLUMNS];
 	bool		nulls[LOG_COLUMNS];
@@ -107,7 +107,7 @@ outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext 
 	OutboxRow	row;
 	OutboxEvent *event;
 
-	read_row(scan, tuple, &row);
+	outbox_log_scan_row(scan, tuple, &row);
 	event = outbox_envelope_build(&row);
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(scratch);

@@ -66,6 +66,10 @@ my %setting = (
 	cloudevents_source => { context => 'superuser', invalid => [ 'x' x 256 ], valid => [ '/first', '/second' ] },
 	retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '8d', '-1' ] },
 	dead_letter_retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '30d', '0' ] },
+	# the cleaner's: each one reads them when it starts
+	archive_directory => { context => 'superuser', invalid => [ 'relative', './x' ], valid => [ '/does/not/exist', '/neither' ] },
+	archive_url => { context => 'superuser', invalid => [ 'x', 'nats://h/t', 'http://h', 'http://h/a;b' ], valid => [ 'http://127.0.0.1:1/t', 'https://u:p@h/d/t' ] },
+	archive_compression => { context => 'superuser', invalid => [ 'lz4', '9', '' ], valid => [ 'zstd', 'gzip' ] },
 	traceparent => { context => 'user', live => 0 },
 	tracestate => { context => 'user', live => 0 },
 	max_payload => {
