@@ -23,7 +23,7 @@ endif
 ifdef WERROR
 PG_CFLAGS += -Werror
 endif
-SHLIB_LINK = -lnats -lcrypto -lpthread
+SHLIB_LINK = -lnats -lcrypto -lz -lzstd -lpthread
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
