@@ -280,7 +280,10 @@ open_source(void)
 	free(replay.block);
 	replay.block = NULL;
 	replay.ended = false;
-	replay.source = outbox_replay_sql_open(&replay.job, replay.player.reached);
+	if (outbox_replay_is_outside(&replay.job))
+		replay.source = outbox_replay_outside_open(&replay.job, &replay.envelope, replay.player.reached);
+	else
+		replay.source = outbox_replay_sql_open(&replay.job, replay.player.reached);
 }
 
 /* Gets the next event's message ready. False: there is none. */
@@ -301,6 +304,7 @@ prepare_next(void)
 			replay.ended = true;
 			return false;
 		case OUTBOX_SOURCE_FAILED:
+			CHECK_FOR_INTERRUPTS();
 			ereport(ERROR,
 					(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
 					 errmsg("%s", replay.source->error)));

@@ -71,6 +71,10 @@ extern void outbox_replay_read_job(HeapTupleHeader row, OutboxReplayJob *job);
 /* replay_sql.c */
 extern OutboxReplaySource *outbox_replay_sql_open(const OutboxReplayJob *job, int64 behind);
 
+/* replay_outside.c: sources that SQL can't read */
+extern bool outbox_replay_is_outside(const OutboxReplayJob *job);
+extern OutboxReplaySource *outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *envelope, int64 behind);
+
 /* replay_row.c */
 typedef struct OutboxRowShape OutboxRowShape;
 extern OutboxRowShape *outbox_row_shape(TupleDesc desc);

@@ -8,11 +8,15 @@
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 
 #include "encode.h"
 #include "event.h"
+#include "held.h"
 #include "pause.h"
+#include "replay_filter.h"
 #include "replay_job.h"
 #include "url.h"
 
@@ -129,6 +133,64 @@ survey_by_sql(ReturnSetInfo *result, const OutboxReplayJob *job, const char *que
 	return_rows(result);
 }
 
+static void
+return_count(ReturnSetInfo *result, const OutboxReplayCount *count)
+{
+	Datum		values[7];
+	bool		nulls[7] = {false};
+
+	nulls[0] = count->event_type == NULL;
+	if (!nulls[0])
+		values[0] = CStringGetTextDatum(pg_any_to_server(count->event_type, strlen(count->event_type), PG_UTF8));
+	values[1] = Int64GetDatum(count->events);
+	values[2] = Int64GetDatum(count->bytes);
+	for (int i = 3; i < lengthof(nulls); i++)
+		nulls[i] = count->events == 0;
+	values[3] = Int64GetDatum(count->first_position);
+	values[4] = Int64GetDatum(count->last_position);
+	values[5] = TimestampTzGetDatum(count->first_time - outbox_unix_us(0));
+	values[6] = TimestampTzGetDatum(count->last_time - outbox_unix_us(0));
+	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+}
+
+/* Read to its end, and counted. */
+static void
+survey_outside(ReturnSetInfo *result, const OutboxReplayJob *job)
+{
+	OutboxReplaySurvey counts = {{0}};
+	OutboxEnvelope envelope;
+	OutboxReplaySource *source;
+	OutboxSourceResult got;
+	OutboxRow	row;
+
+	outbox_held_envelope(&envelope);
+	source = outbox_replay_outside_open(job, &envelope, 0);
+	PG_TRY();
+	{
+		while ((got = source->next(source, &row)) != OUTBOX_SOURCE_END)
+		{
+			CHECK_FOR_INTERRUPTS();
+			if (got == OUTBOX_SOURCE_FAILED)
+				ereport(ERROR,
+						(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
+						 errmsg("%s", source->error)));
+			if (got == OUTBOX_SOURCE_ROW && !outbox_replay_survey_add(&counts, &row))
+				ereport(ERROR,
+						(errcode(ERRCODE_OUT_OF_MEMORY),
+						 errmsg("out of memory")));
+		}
+		return_count(result, &counts.all);
+		for (int i = 0; i < counts.type_count; i++)
+			return_count(result, &counts.types[i]);
+	}
+	PG_FINALLY();
+	{
+		source->close(source);
+		outbox_replay_survey_free(&counts);
+	}
+	PG_END_TRY();
+}
+
 /* outbox.replay_survey(job outbox.replay_job): a row for all events, then one for each type. */
 Datum
 outbox_replay_survey(PG_FUNCTION_ARGS)
@@ -141,7 +203,10 @@ outbox_replay_survey(PG_FUNCTION_ARGS)
 	outbox_replay_read_job(row, &job);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	survey_by_sql(result, &job, query_of(HeapTupleHeaderGetDatum(row), HeapTupleHeaderGetTypeId(row)));
+	if (outbox_replay_is_outside(&job))
+		survey_outside(result, &job);
+	else
+		survey_by_sql(result, &job, query_of(HeapTupleHeaderGetDatum(row), HeapTupleHeaderGetTypeId(row)));
 	SPI_finish();
 	return (Datum) 0;
 }
