@@ -23,7 +23,7 @@ endif
 ifdef WERROR
 PG_CFLAGS += -Werror
 endif
-SHLIB_LINK = -lnats -lcrypto -lz -lzstd -lpthread
+SHLIB_LINK = -lnats -lcrypto -lcurl -lz -lzstd -lpthread
 
 EXTRA_CLEAN = outbox-replay $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
 

@@ -13,6 +13,7 @@
 #include "tcop/utility.h"
 #include "utils/guc.h"
 
+#include "archive_file.h"
 #include "broker.h"
 #include "encode.h"
 #include "feed.h"
@@ -50,6 +51,9 @@ bool outbox_preserve_aggregate_order;
 char *outbox_dead_letter_subject;
 int			outbox_retention;
 int			outbox_dead_letter_retention;
+char *outbox_archive_directory;
+char *outbox_archive_url;
+int			outbox_archive_compression;
 int			outbox_relay_memory;
 int outbox_workers;
 int outbox_lease_ttl;
@@ -64,6 +68,12 @@ static const struct config_enum_entry poison_policies[] = {
 	{"skip", OUTBOX_POISON_SKIP, false},
 	{"block", OUTBOX_POISON_BLOCK, false},
 	{"park", OUTBOX_POISON_PARK, false},
+	{NULL, 0, false},
+};
+
+static const struct config_enum_entry compressions[] = {
+	{"gzip", ARCHIVE_GZIP, false},
+	{"zstd", ARCHIVE_ZSTD, false},
 	{NULL, 0, false},
 };
 
@@ -145,6 +155,26 @@ check_source(char **value, void **extra, GucSource source)
 	if (strlen(*value) < OUTBOX_TEXT_SIZE)
 		return true;
 	GUC_check_errdetail("It has at most %d bytes.", OUTBOX_TEXT_SIZE - 1);
+	return false;
+}
+
+static bool
+check_archive_directory(char **value, void **extra, GucSource source)
+{
+	if ((*value)[0] == '\0' || (*value)[0] == '/')
+		return true;
+	GUC_check_errdetail("It is an absolute path.");
+	return false;
+}
+
+static bool
+check_archive_url(char **value, void **extra, GucSource source)
+{
+	if ((*value)[0] == '\0' || outbox_url_check_archive(*value))
+		return true;
+	/* The standard message would show the value. */
+	GUC_check_errmsg("invalid value for parameter \"outbox.archive_url\"");
+	GUC_check_errdetail("It is like \"http://user:password@host:8123/database/table\", percent-encoded; names of letters, digits and underscores.");
 	return false;
 }
 
@@ -253,6 +283,19 @@ define_retention_settings(void)
 							&outbox_dead_letter_retention, -1, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 }
 
+static void
+define_archive_settings(void)
+{
+	DefineCustomStringVariable("outbox.archive_directory", "Directory to which events are written before they are removed.",
+							   "Files of JSON lines with a manifest; an absolute path. Empty: none.",
+							   &outbox_archive_directory, "", PGC_SUSET, GUC_SUPERUSER_ONLY, check_archive_directory, NULL, NULL);
+	DefineCustomStringVariable("outbox.archive_url", "ClickHouse table to which events are sent before they are removed.",
+							   "http[s]://[user[:password]@]host[:port]/[database/]table. Empty: none.",
+							   &outbox_archive_url, "", PGC_SUSET, GUC_SUPERUSER_ONLY, check_archive_url, NULL, NULL);
+	DefineCustomEnumVariable("outbox.archive_compression", "Compression of the files in outbox.archive_directory.", NULL,
+							 &outbox_archive_compression, ARCHIVE_GZIP, compressions, PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
 /* Sizes of shared memory are fixed while the server runs; the others follow a reload. */
 static void
 define_server_settings(void)
@@ -351,6 +394,7 @@ _PG_init(void)
 	define_enqueue_settings();
 	define_relay_settings();
 	define_retention_settings();
+	define_archive_settings();
 	if (!process_shared_preload_libraries_in_progress)
 	{
 		/* Loaded by a session: the settings that size shared memory don't exist. */
