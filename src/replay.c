@@ -298,7 +298,7 @@ prepare_next(void)
 		return true;
 	if (replay.ended)
 		return false;
-	switch (replay.source->next(replay.source, &row))
+	switch (outbox_replay_is_outside(&replay.job) ? outbox_replay_outside_next(replay.source, &row) : replay.source->next(replay.source, &row))
 	{
 		case OUTBOX_SOURCE_END:
 			replay.ended = true;

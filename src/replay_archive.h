@@ -17,7 +17,7 @@ typedef struct OutboxArchiveWish
 	const char *database;		/* whose files; NULL: those of the only one there */
 	const OutboxReplayFilter *filter;
 	const OutboxEnvelope *envelope;
-	bool		(*go_on) (void *arg);	/* called now and then while a file is checked, its false ends that; may be NULL */
+	bool (*go_on)(void *arg);	/* called now and then while a file is checked, its false ends that; may be NULL */
 } OutboxArchiveWish;
 
 /* The events that match, behind a position. NULL: error says why not. */

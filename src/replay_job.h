@@ -73,6 +73,7 @@ extern OutboxReplaySource *outbox_replay_sql_open(const OutboxReplayJob *job, in
 
 /* replay_outside.c: sources that SQL can't read */
 extern bool outbox_replay_is_outside(const OutboxReplayJob *job);
+extern OutboxSourceResult outbox_replay_outside_next(OutboxReplaySource *source, OutboxRow *row);
 extern OutboxReplaySource *outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *envelope, int64 behind);
 
 /* replay_row.c */

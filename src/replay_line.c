@@ -22,6 +22,8 @@ typedef struct Parts
 	bool		has_id;
 	bool		has_occurred;
 	bool		has_created;
+	char	   *hex;			/* of a query of ours to ClickHouse: the payload, if it is bytes */
+	size_t		hex_len;
 } Parts;
 
 /* Decoded in place. Returns the length, -1: it isn't base64. */
@@ -66,7 +68,17 @@ decode_base64(char *text, size_t len)
 static int
 hex_digit(char c)
 {
-	return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+	return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 :
+																				 -1;
+}
+
+/* Decoded in place. */
+static int
+decode_hex(char *text, size_t len)
+{
+	for (size_t i = 0; i + 1 < len; i += 2)
+		text[i / 2] = (char) (hex_digit(text[i]) << 4 | hex_digit(text[i + 1]));
+	return (int) (len / 2);
 }
 
 static bool
@@ -187,10 +199,15 @@ read_member(Parts *parts, OutboxJson *json, const char *key)
 		read_text(json, &row->dataschema);
 	else if (strcmp(key, "payload_kind") == 0 && outbox_json_string(json, &value, NULL))
 		row->payload_kind = value[0];
-	else if (strcmp(key, "payload") == 0 && outbox_json_string(json, &value, &len))
+	else if ((strcmp(key, "payload") == 0 || strcmp(key, "payload_plain") == 0) && outbox_json_string(json, &value, &len))
 	{
 		row->payload = value;
 		row->payload_len = (int) len;
+	}
+	else if (strcmp(key, "payload_hex") == 0 && outbox_json_string(json, &value, &len))
+	{
+		parts->hex = value;
+		parts->hex_len = len;
 	}
 	else if (strcmp(key, "headers") == 0)
 		read_headers(parts, json);
@@ -209,7 +226,7 @@ read_member(Parts *parts, OutboxJson *json, const char *key)
 const char *
 outbox_replay_line_read(OutboxLine *line, char *text, size_t len, OutboxRow *row)
 {
-	Parts		parts = {line, row, false, false, false, false};
+	Parts		parts = {.line = line, .row = row};
 	OutboxJson	json;
 	char	   *key;
 
@@ -228,7 +245,9 @@ outbox_replay_line_read(OutboxLine *line, char *text, size_t len, OutboxRow *row
 		return "it lacks what an event consists of";
 	if (!parts.has_created)
 		row->created_at = row->occurred_at;
-	if (row->payload_kind == PAYLOAD_BYTES && (row->payload_len = decode_base64((char *) row->payload, (size_t) row->payload_len)) < 0)
+	if (row->payload_kind == PAYLOAD_BYTES && parts.hex != NULL)
+		row->payload = parts.hex, row->payload_len = decode_hex(parts.hex, parts.hex_len);
+	else if (row->payload_kind == PAYLOAD_BYTES && (row->payload_len = decode_base64((char *) row->payload, (size_t) row->payload_len)) < 0)
 		return "its payload is not base64";
 	return NULL;
 }

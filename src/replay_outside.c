@@ -6,10 +6,15 @@
  */
 #include "outbox.h"
 
+#include <signal.h>
+
+#include "access/xact.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 
 #include "event.h"
 #include "replay_archive.h"
+#include "replay_clickhouse.h"
 #include "replay_filter.h"
 #include "replay_job.h"
 
@@ -19,11 +24,14 @@ outbox_replay_is_outside(const OutboxReplayJob *job)
 	return strcmp(job->source, "archive") == 0 || strcmp(job->source, "clickhouse") == 0;
 }
 
-/* Who wants to end this process needn't wait for a file to be checked. */
+/* Who wants to end this process needn't wait for a file to be checked, or for a server. Signals are blocked meanwhile. */
 static bool
 go_on(void *arg)
 {
-	return !ProcDiePending && !QueryCancelPending;
+	sigset_t	pending;
+
+	sigpending(&pending);
+	return !sigismember(&pending, SIGTERM) && !sigismember(&pending, SIGINT);
 }
 
 static const char *
@@ -40,12 +48,46 @@ unix_time(TimestampTz time)
 	return TIMESTAMP_IS_NOEND(time) ? PG_INT64_MAX : outbox_unix_us(time);
 }
 
+/* The next event of such a source. libcurl may start a thread, which must not run our signal handlers. */
+OutboxSourceResult
+outbox_replay_outside_next(OutboxReplaySource *source, OutboxRow *row)
+{
+	OutboxSourceResult result;
+	sigset_t	all;
+	sigset_t	saved;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &saved);
+	result = source->next(source, row);
+	pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	return result;
+}
+
+/* Kept, as it takes a transaction to look it up. */
+static const char *
+database_name(void)
+{
+	static char	name[NAMEDATALEN] = "";
+
+	if (name[0] == '\0')
+	{
+		bool		own = !IsTransactionState();
+
+		if (own)
+			StartTransactionCommand();
+		strlcpy(name, get_database_name(MyDatabaseId), sizeof(name));
+		if (own)
+			CommitTransactionCommand();
+	}
+	return name;
+}
+
 /* The events behind a position; what it needs is in the current memory context. ERROR if they can't be had. */
 OutboxReplaySource *
 outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *envelope, int64 behind)
 {
 	OutboxReplayFilter *filter = palloc(sizeof(OutboxReplayFilter));
-	OutboxArchiveWish wish = {keep_utf8(job->source_text), NULL, filter, envelope, go_on};
+	const char *place = keep_utf8(job->source_text);
 	OutboxReplaySource *source;
 	char		error[OUTBOX_SOURCE_TEXT_SIZE];
 
@@ -59,7 +101,18 @@ outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *env
 		.from_position = job->from_position,
 		.to_position = job->to_position,
 	};
-	source = outbox_replay_archive_open(&wish, behind, error);
+	if (strcmp(job->source, "archive") == 0)
+	{
+		OutboxArchiveWish wish = {place, NULL, filter, envelope, go_on};
+
+		source = outbox_replay_archive_open(&wish, behind, error);
+	}
+	else
+	{
+		OutboxClickhouseWish wish = {place, keep_utf8(database_name()), filter, envelope, go_on};
+
+		source = outbox_replay_clickhouse_open(&wish, behind, error);
+	}
 	if (source == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),

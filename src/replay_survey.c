@@ -167,7 +167,7 @@ survey_outside(ReturnSetInfo *result, const OutboxReplayJob *job)
 	source = outbox_replay_outside_open(job, &envelope, 0);
 	PG_TRY();
 	{
-		while ((got = source->next(source, &row)) != OUTBOX_SOURCE_END)
+		while ((got = outbox_replay_outside_next(source, &row)) != OUTBOX_SOURCE_END)
 		{
 			CHECK_FOR_INTERRUPTS();
 			if (got == OUTBOX_SOURCE_FAILED)

@@ -264,10 +264,10 @@ COMMENT ON FUNCTION outbox.replay_resume(uuid) IS
 
 CREATE VIEW outbox.replays AS
 SELECT j.batch_id, j.state, j.requested_by, j.requested_at, j.source,
-       CASE WHEN j.source = 'clickhouse' THEN pg_catalog.regexp_replace(j.source_text, '//[^@/]*@', '//***@') ELSE j.source_text END AS source_text,
+       CASE WHEN j.source = 'clickhouse' THEN pg_catalog.regexp_replace(j.source_text, '//[^@]*@', '//***@') ELSE j.source_text END AS source_text,
        j.subject, j.event_type, j.aggregate_type, j.aggregate_id,
        nullif(j.from_time, '-infinity') AS from_time, nullif(j.to_time, 'infinity') AS to_time, j.from_position, j.to_position,
-       pg_catalog.regexp_replace(j.target_url, '//[^@/,]*@', '//***@', 'g') AS target_url,
+       pg_catalog.regexp_replace(j.target_url, '//[^@,]*@', '//***@', 'g') AS target_url,
        coalesce(j.target_stream, pg_catalog.current_setting('outbox.stream')) AS target_stream, j.target_prefix, j.rate,
        j.total, j.done, j.repeated, j.runs, j.position_reached, j.time_reached, j.last_error, j.started_at, j.updated_at, j.finished_at
 FROM outbox.replay_job j;

@@ -90,21 +90,21 @@ cli_database_setting(CliDatabase *database, const char *name)
 
 /* Columns as read_row() takes them. A text is wanted byte for byte, so not in the client's encoding. */
 static const char read_query[] =
-"SELECT position, event_id, aggregate_type, aggregate_id, event_type, subject,"
-" CASE WHEN payload IS NOT NULL THEN 'j' WHEN payload_text IS NOT NULL THEN 't' ELSE 'x' END,"
-" coalesce(convert_to(payload::text, 'UTF8'), convert_to(payload_text, getdatabaseencoding()), payload_bytes),"
-" headers::text, " MICROSECONDS("occurred_at") ", " MICROSECONDS("created_at") ", content_type, dataschema, aggregate_version"
-" FROM outbox.events WHERE position > $1::bigint AND position <= $2::bigint AND publish_state = 'published'"
-" AND created_at >= to_timestamp($3::bigint / 1000000) + ($3::bigint % 1000000) * interval '1 microsecond'"
-" AND created_at <= to_timestamp($4::bigint / 1000000) + ($4::bigint % 1000000) * interval '1 microsecond'"
-" AND ($5::text IS NULL OR event_type = $5) AND ($6::text IS NULL OR aggregate_type = $6) AND ($7::text IS NULL OR aggregate_id = $7)"
-" ORDER BY position LIMIT " BATCH_TEXT;
+	"SELECT position, event_id, aggregate_type, aggregate_id, event_type, subject,"
+	" CASE WHEN payload IS NOT NULL THEN 'j' WHEN payload_text IS NOT NULL THEN 't' ELSE 'x' END,"
+	" coalesce(convert_to(payload::text, 'UTF8'), convert_to(payload_text, getdatabaseencoding()), payload_bytes),"
+	" headers::text, " MICROSECONDS("occurred_at") ", " MICROSECONDS("created_at") ", content_type, dataschema, aggregate_version"
+																				   " FROM outbox.events WHERE position > $1::bigint AND position <= $2::bigint AND publish_state = 'published'"
+																				   " AND created_at >= to_timestamp($3::bigint / 1000000) + ($3::bigint % 1000000) * interval '1 microsecond'"
+																				   " AND created_at <= to_timestamp($4::bigint / 1000000) + ($4::bigint % 1000000) * interval '1 microsecond'"
+																				   " AND ($5::text IS NULL OR event_type = $5) AND ($6::text IS NULL OR aggregate_type = $6) AND ($7::text IS NULL OR aggregate_id = $7)"
+																				   " ORDER BY position LIMIT " BATCH_TEXT;
 
 /* Where the range of time is, so that nothing else is read. */
 static const char range_query[] =
-"SELECT coalesce(min(p) - 1, 0), coalesce(max(p), 0) FROM (SELECT position AS p FROM outbox.events"
-" WHERE created_at >= to_timestamp($1::bigint / 1000000) + ($1::bigint % 1000000) * interval '1 microsecond'"
-" AND created_at <= to_timestamp($2::bigint / 1000000) + ($2::bigint % 1000000) * interval '1 microsecond' OFFSET 0) r";
+	"SELECT coalesce(min(p) - 1, 0), coalesce(max(p), 0) FROM (SELECT position AS p FROM outbox.events"
+	" WHERE created_at >= to_timestamp($1::bigint / 1000000) + ($1::bigint % 1000000) * interval '1 microsecond'"
+	" AND created_at <= to_timestamp($2::bigint / 1000000) + ($2::bigint % 1000000) * interval '1 microsecond' OFFSET 0) r";
 
 /* PostgreSQL's own limits are inside these. */
 static int64_t
@@ -112,7 +112,8 @@ within_years(int64_t time)
 {
 	const int64_t limit = INT64_C(200000000000000000);
 
-	return time < -INT64_C(60000000000000000) ? -INT64_C(60000000000000000) : time > limit ? limit : time;
+	return time < -INT64_C(60000000000000000) ? -INT64_C(60000000000000000) : time > limit ? limit :
+																							 time;
 }
 
 static bool
@@ -120,7 +121,7 @@ read_batch(DatabaseSource *source)
 {
 	char		numbers[4][24];
 	const char *values[] = {numbers[0], numbers[1], numbers[2], numbers[3], source->filter->event_type,
-		source->filter->aggregate_type, source->filter->aggregate_id};
+							source->filter->aggregate_type, source->filter->aggregate_id};
 
 	snprintf(numbers[0], sizeof(numbers[0]), "%lld", (long long) source->behind);
 	snprintf(numbers[1], sizeof(numbers[1]), "%lld", (long long) source->last);

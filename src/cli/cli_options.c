@@ -15,45 +15,45 @@
 #include "cli.h"
 
 static const char help[] =
-"outbox-replay sends published events of an outbox again to NATS JetStream.\n"
-"\n"
-"Usage: outbox-replay SOURCE [FILTER]... [--to-nats URL --stream NAME] [OPTION]...\n"
-"\n"
-"Where the events are:\n"
-"  --from-archive DIR         files of outbox.archive_directory\n"
-"  --from-database CONNINFO   a database with the extension, as libpq names it\n"
-"  --from-clickhouse URL      http[s]://[user[:password]@]host[:port]/[database/]table\n"
-"  --database NAME            whose files, if an archive has those of several databases\n"
-"\n"
-"Which of them (all that is given must match, ranges include both ends):\n"
-"  --topic PATTERN            their subject, with * and > as in NATS\n"
-"  --event-type TYPE, --aggregate-type TYPE, --aggregate-id ID\n"
-"  --from TIME, --to TIME     enqueued then: 2024-10-27T08:30:00+02:00; without an offset it is UTC\n"
-"  --from-position N, --to-position N\n"
-"\n"
-"Where to:\n"
-"  --to-nats URL              nats:// or tls://, with user:password@ or token@ if need be;\n"
-"                             without it, it is a dry run\n"
-"  --stream NAME              the stream whose acknowledgement counts\n"
-"  --subject-prefix PREFIX    put before each subject, with a dot\n"
-"  --create-stream            create it for these subjects if it is missing\n"
-"  --creds FILE, --nkey FILE, --login-file FILE\n"
-"  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
-"  --inbox-prefix PREFIX      of the subjects of acknowledgements\n"
-"\n"
-"How:\n"
-"  --rate N                   so many events in a second at most\n"
-"  --dry-run                  only count them\n"
-"  --batch-id UUID            the replay's id; with that of one before, what it has sent is not stored twice\n"
-"  --behind N                 go on behind this position\n"
-"  --subject-template T       of events without a subject of their own\n"
-"  --cloudevents-source TEXT  ce-source\n"
-"  --ack-timeout SECONDS, --connect-timeout SECONDS\n"
-"  --quiet                    print errors only\n"
-"  --help, --version\n"
-"\n"
-"Exit codes: 0 all is sent, 1 wrong arguments, 2 the events can't be read, 3 NATS can't be reached,\n"
-"4 an event was refused, 130 interrupted.\n";
+	"outbox-replay sends published events of an outbox again to NATS JetStream.\n"
+	"\n"
+	"Usage: outbox-replay SOURCE [FILTER]... [--to-nats URL --stream NAME] [OPTION]...\n"
+	"\n"
+	"Where the events are:\n"
+	"  --from-archive DIR         files of outbox.archive_directory\n"
+	"  --from-database CONNINFO   a database with the extension, as libpq names it\n"
+	"  --from-clickhouse URL      http[s]://[user[:password]@]host[:port]/[database/]table\n"
+	"  --database NAME            whose events: in ClickHouse, or if an archive has several\n"
+	"\n"
+	"Which of them (all that is given must match, ranges include both ends):\n"
+	"  --topic PATTERN            their subject, with * and > as in NATS\n"
+	"  --event-type TYPE, --aggregate-type TYPE, --aggregate-id ID\n"
+	"  --from TIME, --to TIME     enqueued then: 2024-10-27T08:30:00+02:00; without an offset it is UTC\n"
+	"  --from-position N, --to-position N\n"
+	"\n"
+	"Where to:\n"
+	"  --to-nats URL              nats:// or tls://, with user:password@ or token@ if need be;\n"
+	"                             without it, it is a dry run\n"
+	"  --stream NAME              the stream whose acknowledgement counts\n"
+	"  --subject-prefix PREFIX    put before each subject, with a dot\n"
+	"  --create-stream            create it for these subjects if it is missing\n"
+	"  --creds FILE, --nkey FILE, --login-file FILE\n"
+	"  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
+	"  --inbox-prefix PREFIX      of the subjects of acknowledgements\n"
+	"\n"
+	"How:\n"
+	"  --rate N                   so many events in a second at most\n"
+	"  --dry-run                  only count them\n"
+	"  --batch-id UUID            the replay's id; with that of one before, what it has sent is not stored twice\n"
+	"  --behind N                 go on behind this position\n"
+	"  --subject-template T       of events without a subject of their own\n"
+	"  --cloudevents-source TEXT  ce-source\n"
+	"  --ack-timeout SECONDS, --connect-timeout SECONDS\n"
+	"  --quiet                    print errors only\n"
+	"  --help, --version\n"
+	"\n"
+	"Exit codes: 0 all is sent, 1 wrong arguments, 2 the events can't be read, 3 NATS can't be reached,\n"
+	"4 an event was refused, 130 interrupted.\n";
 
 enum
 {
@@ -132,10 +132,10 @@ static const struct option long_options[] = {
 };
 
 /* Says what is wrong; returns false. */
-static bool complain(const char *format,...) __attribute__((format(printf, 1, 2)));
+static bool complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 static bool
-complain(const char *format,...)
+complain(const char *format, ...)
 {
 	va_list		arguments;
 
@@ -315,6 +315,8 @@ check(const CliOptions *options)
 
 	if ((options->from_archive != NULL) + (options->from_clickhouse != NULL) + (options->from_database != NULL) != 1)
 		return complain("exactly one of --from-archive, --from-clickhouse and --from-database is needed");
+	if (options->from_clickhouse != NULL && options->database == NULL)
+		return complain("--from-clickhouse needs --database: whose events");
 	if (filter->from_time > filter->to_time)
 		return complain("the time range ends before it begins");
 	if (filter->from_position > filter->to_position)

@@ -219,7 +219,7 @@ report(const Play *play)
 	if (player->trouble != OUTBOX_PLAYER_FINE)
 		fprintf(stderr, "position %lld: ", (long long) player->trouble_position);
 	fprintf(stderr, "%s\n", play->text);
-	if (play->exit_code != CLI_SOURCE || player->done > 0)
+	if (player->tail > 0 || options->behind > 0)
 		fprintf(stderr, "outbox-replay: to go on, add --batch-id %s --behind %lld; up to %d events are sent twice then, under the same Nats-Msg-Id\n",
 				options->batch_id, (long long) player->reached, outbox_player_ahead(player));
 }

@@ -38,14 +38,16 @@ draw_bar(char *out, int64_t done, int64_t total)
 
 	(void) ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
 	width = (int) size.ws_col - 58;
-	width = width > MAX_BAR ? MAX_BAR : width < 0 ? 0 : width;
+	width = width > MAX_BAR ? MAX_BAR : width < 0 ? 0 :
+													width;
 	filled = (int) (done * width / total);
 	*out = '\0';
 	if (width < 5)
 		return;
 	*out++ = '[';
 	for (int i = 0; i < width; i++)
-		*out++ = i < filled ? '=' : i == filled ? '>' : ' ';
+		*out++ = i < filled ? '=' : i == filled ? '>' :
+												  ' ';
 	strcpy(out, "] ");
 }
 

@@ -14,6 +14,7 @@
 
 #include "../encode.h"
 #include "../replay_archive.h"
+#include "../replay_clickhouse.h"
 #include "cli.h"
 
 #define DEFAULT_TEMPLATE "outbox.{aggregate_type}.{aggregate_id}.{event_type}"
@@ -42,6 +43,12 @@ cli_open(const CliOptions *options, const OutboxEnvelope *envelope, int64_t behi
 		OutboxArchiveWish wish = {options->from_archive, options->database, &options->filter, envelope, go_on};
 
 		return outbox_replay_archive_open(&wish, behind, error);
+	}
+	if (options->from_clickhouse != NULL)
+	{
+		OutboxClickhouseWish wish = {options->from_clickhouse, options->database, &options->filter, envelope, go_on};
+
+		return outbox_replay_clickhouse_open(&wish, behind, error);
 	}
 	return cli_database_open(database, &options->filter, envelope, behind, error);
 }
@@ -98,7 +105,8 @@ survey(const CliOptions *options, const OutboxEnvelope *envelope, OutboxReplaySu
 	if (got == OUTBOX_SOURCE_FAILED)
 		fprintf(stderr, "outbox-replay: %s\n", source->error);
 	source->close(source);
-	return cli_interrupted ? CLI_INTERRUPTED : got == OUTBOX_SOURCE_END ? CLI_DONE : CLI_SOURCE;
+	return cli_interrupted ? CLI_INTERRUPTED : got == OUTBOX_SOURCE_END ? CLI_DONE :
+																		  CLI_SOURCE;
 }
 
 static int
