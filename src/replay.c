@@ -49,8 +49,22 @@
 #define RETRY_BASE_US INT64CONST(200000)
 #define MAX_TRIES 10
 
+/* Messages that are made ready before they are sent together, so that signals are blocked and unblocked but once for them; and their bytes. */
+#define READY 256
+#define READY_BYTES (1024 * 1024)
+
 #define EXIT_GRACE_MS 2500
 #define DUPLICATE_WINDOW_MS (2 * 60 * 1000)
+
+/* An event that can be sent. */
+typedef struct Ready
+{
+	void	   *block;			/* that the message is in; freed when it is sent */
+	BrokerMessage message;
+	int64		position;
+	int64		created_at;
+	uint64		aggregate;
+} Ready;
 
 typedef struct Replay
 {
@@ -67,12 +81,9 @@ typedef struct Replay
 	OutboxPlayer player;
 	int64		total;
 
-	/* The event to be sent next, and its message, as a block to be freed; NULL: none. */
-	void	   *block;
-	BrokerMessage message;
-	int64		position;
-	int64		created_at;
-	uint64		aggregate;
+	Ready		ready[READY];	/* to be sent next */
+	int			ready_at;
+	int			ready_count;
 
 	OutboxReplayWord word;
 	int64		tell_at;
@@ -270,57 +281,62 @@ finish(const char *state, const char *error)
 
 /* ------------------------------------------------------------------ sending */
 
-/* The source from behind the position reached on. */
-static void
-open_source(void)
+/* Makes the message of an event; returns its size. */
+static size_t
+make_ready(Ready *ready, OutboxRow *row)
 {
-	if (replay.source != NULL)
-		replay.source->close(replay.source);
-	replay.source = NULL;
-	free(replay.block);
-	replay.block = NULL;
-	replay.ended = false;
-	if (outbox_replay_is_outside(&replay.job))
-		replay.source = outbox_replay_outside_open(&replay.job, &replay.envelope, replay.player.reached);
-	else
-		replay.source = outbox_replay_sql_open(&replay.job, replay.player.reached);
-}
-
-/* Gets the next event's message ready. False: there is none. */
-static bool
-prepare_next(void)
-{
-	OutboxRow	row;
 	const char *error;
 	size_t		size;
 
-	if (replay.block != NULL)
-		return true;
-	if (replay.ended)
-		return false;
-	switch (outbox_replay_is_outside(&replay.job) ? outbox_replay_outside_next(replay.source, &row) : replay.source->next(replay.source, &row))
-	{
-		case OUTBOX_SOURCE_END:
-			replay.ended = true;
-			return false;
-		case OUTBOX_SOURCE_FAILED:
-			CHECK_FOR_INTERRUPTS();
-			ereport(ERROR,
-					(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
-					 errmsg("%s", replay.source->error)));
-			break;
-		case OUTBOX_SOURCE_ROW:
-			break;
-	}
-	replay.position = row.position;
-	replay.created_at = row.created_at;
-	replay.aggregate = outbox_source_aggregate(&row);
-	replay.block = outbox_envelope_make(&replay.envelope, &row, 0, &replay.message, &size, &error);
-	if (replay.block == NULL)
+	ready->position = row->position;
+	ready->created_at = row->created_at;
+	ready->aggregate = outbox_source_aggregate(row);
+	ready->block = outbox_envelope_make(&replay.envelope, row, 0, &ready->message, &size, &error);
+	if (ready->block == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_EXCEPTION),
-				 errmsg("could not build the message of position %lld: %s", (long long) row.position, error)));
-	return true;
+				 errmsg("could not build the message of position %lld: %s", (long long) row->position, error)));
+	return size;
+}
+
+static OutboxSourceResult
+next_row(OutboxRow *row)
+{
+	if (outbox_replay_is_outside(&replay.job))
+		return outbox_replay_outside_next(replay.source, row);
+	return replay.source->next(replay.source, row);
+}
+
+/* Gets the next messages ready. False: there is none. */
+static bool
+prepare(void)
+{
+	size_t		bytes = 0;
+	OutboxRow	row;
+
+	if (replay.ready_at < replay.ready_count)
+		return true;
+	replay.ready_at = replay.ready_count = 0;
+	while (!replay.ended && replay.ready_count < READY && bytes < READY_BYTES)
+	{
+		switch (next_row(&row))
+		{
+			case OUTBOX_SOURCE_END:
+				replay.ended = true;
+				break;
+			case OUTBOX_SOURCE_FAILED:
+				CHECK_FOR_INTERRUPTS();
+				ereport(ERROR,
+						(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
+						 errmsg("%s", replay.source->error)));
+				break;
+			case OUTBOX_SOURCE_ROW:
+				bytes += make_ready(&replay.ready[replay.ready_count], &row);
+				replay.ready_count++;
+				break;
+		}
+	}
+	return replay.ready_count > 0;
 }
 
 /* Sends what may be sent. Returns microseconds until more may, -1: when something has happened. */
@@ -328,29 +344,53 @@ static int64
 send_events(void)
 {
 	int64		wait_us = -1;
+	bool		sent = true;
 	sigset_t	saved;
 
 	if (replay.word != OUTBOX_REPLAY_GO_ON)
 		return -1;
-	while (prepare_next())
+	while (sent && prepare())
 	{
-		bool		sent = false;
-
-		if (outbox_player_may_send(&replay.player, replay.aggregate, outbox_clock_now(), &wait_us))
+		block_signals(&saved);
+		while (sent && replay.ready_at < replay.ready_count)
 		{
-			block_signals(&saved);
-			sent = outbox_player_send(&replay.player, &replay.message, replay.position, replay.created_at, replay.aggregate);
-			restore_signals(&saved);
+			Ready	   *ready = &replay.ready[replay.ready_at];
+
+			sent = outbox_player_may_send(&replay.player, ready->aggregate, outbox_clock_now(), &wait_us) &&
+				outbox_player_send(&replay.player, &ready->message, ready->position, ready->created_at, ready->aggregate);
+			if (sent)
+			{
+				free(ready->block);
+				replay.ready_at++;
+			}
 		}
-		if (!sent)
-			break;
-		free(replay.block);
-		replay.block = NULL;
+		broker_flush(broker);
+		restore_signals(&saved);
 	}
-	block_signals(&saved);
-	broker_flush(broker);
-	restore_signals(&saved);
 	return wait_us;
+}
+
+/* What was made ready isn't to be sent. */
+static void
+discard_ready(void)
+{
+	while (replay.ready_at < replay.ready_count)
+		free(replay.ready[replay.ready_at++].block);
+}
+
+/* The source from behind the position reached on. */
+static void
+open_source(void)
+{
+	if (replay.source != NULL)
+		replay.source->close(replay.source);
+	replay.source = NULL;
+	discard_ready();
+	replay.ended = false;
+	if (outbox_replay_is_outside(&replay.job))
+		replay.source = outbox_replay_outside_open(&replay.job, &replay.envelope, replay.player.reached);
+	else
+		replay.source = outbox_replay_sql_open(&replay.job, replay.player.reached);
 }
 
 /*
@@ -392,7 +432,7 @@ is_over(int64 now)
 		finish("stopped", NULL);
 	else if (status.state == BROKER_ONLINE && status.text[0] != '\0')
 		finish("stopped", status.text);
-	else if (replay.ended && replay.block == NULL)
+	else if (replay.ended && replay.ready_at == replay.ready_count)
 		finish("done", NULL);
 	else
 		return false;
@@ -509,6 +549,8 @@ replay_one(void)
 	ereport(LOG,
 			(errmsg("outbox replay %s begins behind position %lld", job->id, (long long) job->reached)));
 	replay.player.reached = job->reached;
+	(void) live_traffic(outbox_clock_now());
+	replay.live_until = 0;		/* what was published before is no news */
 	StartTransactionCommand();
 	outbox_held_envelope(&replay.envelope);
 	CommitTransactionCommand();

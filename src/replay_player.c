@@ -46,17 +46,46 @@ outbox_player_rewind(OutboxPlayer *player)
 {
 	player->head = player->tail;
 	player->waiting = 0;
-	memset(player->busy, 0, sizeof(player->busy));
 	player->trouble = OUTBOX_PLAYER_FINE;
 	player->trouble_position = 0;
 	player->window = FIRST_WINDOW < player->max_window ? FIRST_WINDOW : player->max_window;
 }
 
-/* Two aggregates may share an entry: they wait for each other, which harms nothing. */
-static uint16_t *
-busy_entry(OutboxPlayer *player, uint64_t aggregate)
+static int *
+bucket_of(OutboxPlayer *player, uint64_t aggregate)
 {
-	return &player->busy[aggregate % (4 * OUTBOX_PLAYER_WINDOW)];
+	return &player->buckets[aggregate % (4 * OUTBOX_PLAYER_WINDOW)];
+}
+
+/* Whether an event of the aggregate is unanswered. */
+static bool
+is_busy(OutboxPlayer *player, uint64_t aggregate)
+{
+	int			at = *bucket_of(player, aggregate);
+
+	while (at != 0 && player->flight[at - 1].aggregate != aggregate)
+		at = player->flight[at - 1].next;
+	return at != 0;
+}
+
+static void
+make_busy(OutboxPlayer *player, OutboxPlayed *played)
+{
+	int		   *bucket = bucket_of(player, played->aggregate);
+
+	played->next = *bucket;
+	*bucket = (int) (played - player->flight) + 1;
+}
+
+static void
+make_free(OutboxPlayer *player, const OutboxPlayed *played)
+{
+	int			index = (int) (played - player->flight) + 1;
+	int		   *at = bucket_of(player, played->aggregate);
+
+	while (*at != index)
+		at = &player->flight[*at - 1].next;
+	*at = played->next;
 }
 
 /* Whether the rate allows one more. */
@@ -86,7 +115,7 @@ outbox_player_may_send(OutboxPlayer *player, uint64_t aggregate, int64_t now_us,
 {
 	*wait_us = -1;
 	if (player->trouble != OUTBOX_PLAYER_FINE || player->tail - player->head >= OUTBOX_PLAYER_WINDOW ||
-		player->waiting >= (uint64_t) player->window || *busy_entry(player, aggregate) > 0)
+		player->waiting >= (uint64_t) player->window || is_busy(player, aggregate))
 		return false;
 	return rate_allows(player, now_us, wait_us);
 }
@@ -120,7 +149,7 @@ outbox_player_send(OutboxPlayer *player, const BrokerMessage *message, int64_t p
 	if (result != BROKER_PUBLISH_OK)
 		return false;
 	*played = (OutboxPlayed) {.position = position, .created_at = created_at, .aggregate = aggregate};
-	(*busy_entry(player, aggregate))++;
+	make_busy(player, played);
 	player->tail++;
 	player->waiting++;
 	if (player->rate > 0)
@@ -146,6 +175,12 @@ adjust_window(OutboxPlayer *player, int round_trip_us, int64_t now_us, OutboxPla
 		player->next_base_us = round_trip_us;
 	if (round_trip_us < player->base_us)
 		player->base_us = round_trip_us;
+	player->recent_us[player->recent_at++ % OUTBOX_PLAYER_SAMPLES] = round_trip_us;
+	for (int i = 0; i < OUTBOX_PLAYER_SAMPLES; i++)
+	{
+		if (player->recent_us[i] < round_trip_us)
+			round_trip_us = player->recent_us[i];
+	}
 	if (round_trip_us - player->base_us < queue_us)
 	{
 		if (player->window < player->max_window)
@@ -171,7 +206,7 @@ take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxP
 	OutboxPlayed *played = outcome->cookie;
 
 	player->waiting--;
-	(*busy_entry(player, played->aggregate))--;
+	make_free(player, played);
 	if (outcome->kind == BROKER_ACKED)
 	{
 		played->acked = true;

@@ -17,6 +17,9 @@
 /* Messages in flight at most. */
 #define OUTBOX_PLAYER_WINDOW 1024
 
+/* Round trips of which the shortest tells whether there is a queue: a single one may be late for other reasons. */
+#define OUTBOX_PLAYER_SAMPLES 8
+
 /* One message in flight. */
 typedef struct OutboxPlayed
 {
@@ -24,6 +27,7 @@ typedef struct OutboxPlayed
 	int64_t		created_at;
 	uint64_t	aggregate;
 	bool		acked;
+	int			next;			/* in flight with the same bucket, as an index + 1; 0: the last one */
 } OutboxPlayed;
 
 /* What the live traffic beside the replay is like. */
@@ -54,11 +58,13 @@ typedef struct OutboxPlayer
 	int			next_base_us;
 	int64_t		base_until;
 	int64_t		shrunk_at;		/* the window, last */
+	int			recent_us[OUTBOX_PLAYER_SAMPLES];	/* the last round trips */
+	unsigned int recent_at;
 	OutboxPlayed flight[OUTBOX_PLAYER_WINDOW]; /* in the order in which they were sent */
 	uint64_t	head;			/* first that isn't known to be stored, as a running number */
 	uint64_t	tail;			/* next to send */
 	uint64_t	waiting;		/* answers to come */
-	uint16_t	busy[4 * OUTBOX_PLAYER_WINDOW]; /* how many in flight have an aggregate of this hash */
+	int			buckets[4 * OUTBOX_PLAYER_WINDOW]; /* unanswered ones by aggregate, as an index + 1; 0: none */
 	int64_t		reached;		/* position up to which all is stored, 0: nothing yet */
 	int64_t		reached_time;	/* created_at of the event there */
 	int64_t		done;			/* messages up to there */

@@ -32,11 +32,12 @@ cli_has_terminal(void)
 static void
 draw_bar(char *out, int64_t done, int64_t total)
 {
-	struct winsize size = {.ws_col = 80};
+	struct winsize size;
 	int			width;
 	int			filled;
 
-	(void) ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
+	if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+		size.ws_col = 80;
 	width = (int) size.ws_col - 58;
 	width = width > MAX_BAR ? MAX_BAR : width < 0 ? 0 :
 													width;
