@@ -143,7 +143,7 @@ $recovered->set_recovery_mode if $recovered->can('set_recovery_mode');
 $recovered->start;
 ok(wait_for_query($recovered, $db, 'SELECT NOT pg_is_in_recovery()'), 'recovered');
 cmp_ok($recovered->safe_psql($db, 'SELECT last_value FROM outbox.position'), '<', $highest + 33, 'the numbers behind the moment are free again');
-$recovered->safe_psql($db, "SELECT setval('outbox.position', greatest($highest::bigint, (SELECT last_value FROM outbox.position)))");
+$recovered->safe_psql($db, "SELECT setval('outbox.position', greatest($highest, (SELECT last_value FROM outbox.position)))");
 $recovered->safe_psql($db, 'ALTER SYSTEM RESET outbox.workers');
 $recovered->append_conf('postgresql.conf', 'outbox.workers = 1');
 $recovered->restart;
