@@ -15,6 +15,7 @@
 #include "executor/tuptable.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/tuplestore.h"
@@ -28,6 +29,7 @@ typedef struct SqlSource
 {
 	OutboxReplaySource base;
 	char	   *query;
+	SPIPlanPtr	plan;			/* of the query, once it was read; only for the log */
 	int64		behind;			/* read up to this position */
 	int64		last;			/* handed out */
 	MemoryContext memory;		/* of the source */
@@ -61,19 +63,43 @@ take_batch(SqlSource *source)
 	MemoryContextSwitchTo(caller);
 }
 
+/*
+ * The log is read through its indexes, in order, up to the limit. The planner would
+ * take the conditions for rare, and so read and sort all of it for each batch.
+ */
+static void
+read_by_index(void)
+{
+	static const char *const off[] = {"enable_seqscan", "enable_sort", "enable_bitmapscan", "enable_incremental_sort"};
+
+	(void) set_config_option("plan_cache_mode", "force_generic_plan", PGC_SUSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	for (int i = 0; i < lengthof(off); i++)
+		(void) set_config_option(off[i], "off", PGC_SUSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
 static void
 read_log(SqlSource *source)
 {
 	Oid			types[1] = {INT8OID};
 	Datum		values[1] = {Int64GetDatum(source->behind)};
 	MemoryContext caller = CurrentMemoryContext;
+	int			guc_level;
 
 	MemoryContextReset(source->batch);
 	source->at = source->count = 0;
 	outbox_replay_begin();
-	if (SPI_execute_with_args(source->query, 1, types, values, NULL, true, BATCH) != SPI_OK_SELECT)
+	guc_level = NewGUCNestLevel();
+	read_by_index();
+	if (source->plan == NULL)
+	{
+		source->plan = SPI_prepare(source->query, 1, types);
+		if (source->plan == NULL || SPI_keepplan(source->plan) != 0)
+			elog(ERROR, "could not plan to read the events of a replay");
+	}
+	if (SPI_execute_plan(source->plan, values, NULL, true, BATCH) != SPI_OK_SELECT)
 		elog(ERROR, "could not read the events of a replay");
 	take_batch(source);
+	AtEOXact_GUC(true, guc_level);
 	outbox_replay_end();
 	MemoryContextSwitchTo(caller);
 	source->ended = source->count < BATCH;
@@ -164,6 +190,8 @@ close_source(OutboxReplaySource *base)
 		ExecDropSingleTupleTableSlot(source->slot);
 		tuplestore_end(source->store);
 	}
+	if (source->plan != NULL)
+		SPI_freeplan(source->plan);
 	MemoryContextDelete(source->memory);
 }
 
