@@ -176,10 +176,12 @@ static bool
 add_row(Batch *batch, int64 position)
 {
 	OutboxArchiveRows *rows = batch->rows;
+	OutboxLogRow log_row;
 	OutboxRow	row;
 	ArchiveEvent event;
 
-	outbox_log_scan_row(&batch->log, batch->log.tuple, &row);
+	outbox_log_scan_row(&batch->log, batch->log.tuple, &log_row);
+	row = log_row.row;
 	event = (ArchiveEvent) {
 		.position = position,
 		.event_id = row.event_id.data,
@@ -191,11 +193,11 @@ add_row(Batch *batch, int64 position)
 		.payload = row.payload,
 		.payload_length = (size_t) row.payload_len,
 		.headers = utf8(row.headers),
-		.occurred_at = archive_time(row.occurred_at),
-		.created_at = archive_time(row.created_at),
+		.occurred_at = row.occurred_at,
+		.created_at = archive_time(log_row.created_at),
 		.published_at = settled_at(batch, position),
-		.priority = row.priority,
-		.not_before = heap_attisnull(batch->log.tuple, LOG_NOT_BEFORE, NULL) ? ARCHIVE_TIME_UNKNOWN : archive_time(row.not_before),
+		.priority = log_row.priority,
+		.not_before = heap_attisnull(batch->log.tuple, LOG_NOT_BEFORE, NULL) ? ARCHIVE_TIME_UNKNOWN : archive_time(log_row.not_before),
 		.content_type = utf8(row.content_type),
 		.dataschema = utf8(row.dataschema),
 		.aggregate_version = row.has_version ? &row.aggregate_version : NULL};
@@ -208,8 +210,8 @@ add_row(Batch *batch, int64 position)
 		outbox_archive_put_row(&rows->buffer, &event, rows->database, rows->archived_at);
 	if (rows->events == 0)
 		rows->first_position = position;
-	rows->first_time = rows->events == 0 ? row.created_at : Min(rows->first_time, row.created_at);
-	rows->last_time = rows->events == 0 ? row.created_at : Max(rows->last_time, row.created_at);
+	rows->first_time = rows->events == 0 ? log_row.created_at : Min(rows->first_time, log_row.created_at);
+	rows->last_time = rows->events == 0 ? log_row.created_at : Max(rows->last_time, log_row.created_at);
 	rows->last_position = position;
 	rows->events++;
 	return true;

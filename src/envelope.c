@@ -5,22 +5,17 @@
  *
  * The header names are those of the CloudEvents NATS protocol binding and of
  * its extensions "sequence" and "partitioning"; aggregatetype and
- * aggregateversion are ours.
+ * aggregateversion are ours. Pure logic, with memory of its own that is kept
+ * from one message to the next: for one thread.
  */
-#include "outbox.h"
-
-#include "commands/dbcommands.h"
-#include "lib/stringinfo.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
-#include "utils/jsonb.h"
-#include "utils/memutils.h"
-
-#include "clock.h"
-#include "encode.h"
 #include "envelope.h"
-#include "event.h"
-#include "log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "encode.h"
+#include "json.h"
 
 /* Ours and the user's (event_check.c allows 100). */
 #define MAX_HEADERS 128
@@ -28,27 +23,47 @@
 /* Collects what goes into the block; strings by their offset, as the buffer moves. */
 typedef struct Builder
 {
-	StringInfoData strings;
+	char	   *strings;
+	size_t		len;
+	size_t		space;
+	const char *error;			/* NULL: none so far */
 	int			count;
-	int			key[MAX_HEADERS];
-	int			value[MAX_HEADERS];
+	size_t		key[MAX_HEADERS];
+	size_t		value[MAX_HEADERS];
 } Builder;
 
-/* Where in it the texts are that the event names itself. */
-typedef struct Texts
+/* Room for size more bytes; NULL: there is an error. */
+static char *
+reserve(Builder *builder, size_t size)
 {
-	int			subject;
-	int			aggregate_type;
-	int			aggregate_id;
-	int			event_type;
-} Texts;
+	if (builder->error == NULL && builder->len + size > builder->space)
+	{
+		size_t		space = (builder->len + size) * 2 + 1024;
+		char	   *strings = realloc(builder->strings, space);
 
-static int
+		if (strings == NULL)
+			builder->error = "out of memory";
+		else
+		{
+			builder->strings = strings;
+			builder->space = space;
+		}
+	}
+	return builder->error == NULL ? builder->strings + builder->len : NULL;
+}
+
+static size_t
 add_string(Builder *builder, const char *text)
 {
-	int			offset = builder->strings.len;
+	size_t		size = strlen(text) + 1;
+	size_t		offset = builder->len;
+	char	   *out = reserve(builder, size);
 
-	appendBinaryStringInfo(&builder->strings, text, strlen(text) + 1);
+	if (out != NULL)
+	{
+		memcpy(out, text, size);
+		builder->len += size;
+	}
 	return offset;
 }
 
@@ -56,39 +71,47 @@ static void
 add_header(Builder *builder, const char *key, const char *value)
 {
 	if (builder->count == MAX_HEADERS)
-		elog(ERROR, "too many headers");
+	{
+		builder->error = "too many headers";
+		return;
+	}
 	builder->key[builder->count] = add_string(builder, key);
 	builder->value[builder->count] = add_string(builder, value);
 	builder->count++;
 }
 
-/* A CloudEvents attribute with free text. */
+/* A CloudEvents attribute with free text, which is one part, or two with a slash between. */
+static void
+add_attribute_of(Builder *builder, const char *key, const char *text, const char *second)
+{
+	size_t		size = strlen(text) * 3 + (second == NULL ? 1 : strlen(second) * 3 + 2);
+	char	   *out;
+	int			len;
+
+	if (builder->count == MAX_HEADERS)
+	{
+		builder->error = "too many headers";
+		return;
+	}
+	builder->key[builder->count] = add_string(builder, key);
+	builder->value[builder->count] = builder->len;
+	out = reserve(builder, size);
+	if (out == NULL)
+		return;
+	len = outbox_encode_ce_value(text, out, size);
+	if (second != NULL)
+	{
+		out[len++] = '/';
+		len += outbox_encode_ce_value(second, out + len, size - (size_t) len);
+	}
+	builder->len += (size_t) len + 1;
+	builder->count++;
+}
+
 static void
 add_attribute(Builder *builder, const char *key, const char *text)
 {
-	const char *in = outbox_event_utf8(text);
-	size_t		size = strlen(in) * 3 + 1;
-	char	   *out = palloc(size);
-
-	(void) outbox_encode_ce_value(in, out, size);
-	add_header(builder, key, out);
-}
-
-/* outbox.cloudevents_source, or "/outbox/" and the database's name. */
-static const char *
-event_source(void)
-{
-	static char *from_database = NULL;
-
-	if (outbox_cloudevents_source[0] != '\0')
-		return outbox_cloudevents_source;
-	if (from_database == NULL)
-	{
-		char	   *name = get_database_name(MyDatabaseId);
-
-		from_database = MemoryContextStrdup(TopMemoryContext, psprintf("/outbox/%s", name == NULL ? "" : name));
-	}
-	return from_database;
+	add_attribute_of(builder, key, text, NULL);
 }
 
 static const char *
@@ -99,162 +122,160 @@ content_type(const OutboxRow *row)
 	return row->payload_kind == PAYLOAD_BYTES ? "application/octet-stream" : "application/json";
 }
 
+/* A replayed event must not be dropped for its first copy, but for an earlier one of the same replay. */
 static void
-add_own_headers(Builder *builder, const OutboxRow *row)
+add_message_id(Builder *builder, const OutboxEnvelope *envelope, const char *id)
+{
+	char		text[128];
+
+	if (envelope->replay_id == NULL)
+	{
+		add_header(builder, "Nats-Msg-Id", id);
+		return;
+	}
+	snprintf(text, sizeof(text), "%s:%s", envelope->replay_id, id);
+	add_header(builder, "Nats-Msg-Id", text);
+}
+
+static void
+add_own_headers(Builder *builder, const OutboxEnvelope *envelope, const OutboxRow *row)
 {
 	char		id[37];
 	char		text[64];
 
 	outbox_encode_uuid(row->event_id.data, id);
-	add_header(builder, "Nats-Msg-Id", id);
-	add_header(builder, "Nats-Expected-Stream", outbox_stream);
+	add_message_id(builder, envelope, id);
+	add_header(builder, "Nats-Expected-Stream", envelope->stream);
 	add_header(builder, "ce-specversion", "1.0");
 	add_header(builder, "ce-id", id);
-	add_attribute(builder, "ce-source", event_source());
+	add_attribute(builder, "ce-source", envelope->source);
 	add_attribute(builder, "ce-type", row->event_type);
 	add_attribute(builder, "ce-subject", row->aggregate_id);
-	outbox_encode_time(outbox_unix_us(row->occurred_at), text);
+	outbox_encode_time(row->occurred_at, text);
 	add_header(builder, "ce-time", text);
 	add_attribute(builder, "ce-datacontenttype", content_type(row));
 	snprintf(text, sizeof(text), "%019lld", (long long) row->position);
 	add_header(builder, "ce-sequence", text);
-	add_attribute(builder, "ce-partitionkey", psprintf("%s/%s", row->aggregate_type, row->aggregate_id));
+	add_attribute_of(builder, "ce-partitionkey", row->aggregate_type, row->aggregate_id);
 	add_attribute(builder, "ce-aggregatetype", row->aggregate_type);
 	if (row->dataschema != NULL)
 		add_attribute(builder, "ce-dataschema", row->dataschema);
 	if (row->has_version)
 	{
-		snprintf(text, sizeof(text), INT64_FORMAT, row->aggregate_version);
+		snprintf(text, sizeof(text), "%lld", (long long) row->aggregate_version);
 		add_header(builder, "ce-aggregateversion", text);
 	}
 }
 
+static void
+add_replay_headers(Builder *builder, const OutboxEnvelope *envelope, const OutboxRow *row)
+{
+	char		id[37];
+
+	if (envelope->replay_id == NULL)
+		return;
+	outbox_encode_uuid(row->event_id.data, id);
+	add_header(builder, "x-replay", "true");
+	add_header(builder, "x-replay-batch-id", envelope->replay_id);
+	add_header(builder, "x-original-event-id", id);
+}
+
 /* They were checked when they were enqueued: an object of strings. */
 static void
-add_user_headers(Builder *builder, const OutboxRow *row)
+add_user_headers(Builder *builder, OutboxRow *row)
 {
-	Jsonb	   *headers;
-	JsonbIterator *iterator;
-	JsonbValue	key;
-	JsonbValue	value;
+	OutboxJson	json;
+	char	   *key;
+	char	   *value;
 
 	if (row->headers == NULL)
 		return;
-	headers = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(row->headers)));
-	iterator = JsonbIteratorInit(&headers->root);
-	(void) JsonbIteratorNext(&iterator, &key, true);
-	while (JsonbIteratorNext(&iterator, &key, true) == WJB_KEY)
+	outbox_json_begin(&json, row->headers, strlen(row->headers));
+	if (outbox_json_enter(&json))
 	{
-		(void) JsonbIteratorNext(&iterator, &value, true);
-		add_header(builder, outbox_event_utf8(pnstrdup(key.val.string.val, key.val.string.len)),
-				   outbox_event_utf8(pnstrdup(value.val.string.val, value.val.string.len)));
+		while (outbox_json_key(&json, &key) && outbox_json_string(&json, &value, NULL))
+			add_header(builder, key, value);
 	}
+	if (!outbox_json_ended(&json))
+		builder->error = "headers are not a JSON object of strings";
 }
 
-static int
-add_subject(Builder *builder, const OutboxRow *row)
+const char *
+outbox_envelope_subject(const OutboxEnvelope *envelope, const OutboxRow *row, char *out)
 {
-	char		subject[OUTBOX_SUBJECT_BUFFER];
-
 	if (row->subject != NULL)
-		return add_string(builder, outbox_event_utf8(row->subject));
-	if (outbox_encode_subject(outbox_subject_template, outbox_event_utf8(row->aggregate_type), outbox_event_utf8(row->aggregate_id),
-							  outbox_event_utf8(row->event_type), subject, sizeof(subject)) < 0)
-		elog(ERROR, "subject of position " INT64_FORMAT " is too long", row->position);
-	return add_string(builder, subject);
-}
-
-/* Lays the block out: struct, header array, strings, payload. NULL: out of memory. */
-static OutboxEvent *
-assemble(const Builder *builder, const Texts *texts, const char *payload, int payload_len)
-{
-	Size		headers_size = sizeof(BrokerHeader) * builder->count;
-	Size		size = sizeof(OutboxEvent) + headers_size + builder->strings.len + payload_len;
-	OutboxEvent *event = malloc(size);
-	BrokerHeader *headers;
-	char	   *strings;
-
-	if (event == NULL)
+		return row->subject;
+	if (outbox_encode_subject(envelope->subject_template, row->aggregate_type, row->aggregate_id, row->event_type, out,
+							  OUTBOX_SUBJECT_BUFFER) < 0)
 		return NULL;
-	memset(event, 0, sizeof(*event));
-	headers = (BrokerHeader *) (event + 1);
-	strings = (char *) headers + headers_size;
-	memcpy(strings, builder->strings.data, builder->strings.len);
-	for (int i = 0; i < builder->count; i++)
-	{
-		headers[i].key = strings + builder->key[i];
-		headers[i].value = strings + builder->value[i];
-	}
-	memcpy(strings + builder->strings.len, payload, payload_len);
-
-	event->event_id = headers[0].value;
-	event->aggregate_type = strings + texts->aggregate_type;
-	event->aggregate_id = strings + texts->aggregate_id;
-	event->event_type = strings + texts->event_type;
-	event->message.subject = strings + texts->subject;
-	event->message.headers = headers;
-	event->message.header_count = builder->count;
-	event->message.data = strings + builder->strings.len;
-	event->message.data_len = payload_len;
-	event->schedule.bytes = size;
-	return event;
+	return out;
 }
 
-/*
- * The event of a row, for the schedule to own. Garbage is left in the current
- * memory context. ERROR when out of memory.
- */
-OutboxEvent *
-outbox_envelope_build(const OutboxRow *row)
+static size_t
+add_subject(Builder *builder, const OutboxEnvelope *envelope, const OutboxRow *row)
 {
-	Builder		builder;
-	OutboxEvent *event;
-	Texts		texts;
+	char		buffer[OUTBOX_SUBJECT_BUFFER];
+	const char *subject = outbox_envelope_subject(envelope, row, buffer);
+	size_t		offset = builder->len;
 
+	if (subject == NULL)
+	{
+		builder->error = "subject is too long";
+		return 0;
+	}
+	if (envelope->subject_prefix != NULL)
+	{
+		(void) add_string(builder, envelope->subject_prefix);
+		if (builder->error == NULL)
+			builder->strings[builder->len - 1] = '.';
+	}
+	(void) add_string(builder, subject);
+	return offset;
+}
+
+void *
+outbox_envelope_make(const OutboxEnvelope *envelope, OutboxRow *row, size_t head, BrokerMessage *message, size_t *size,
+					 const char **error)
+{
+	static Builder builder;
+	size_t		subject;
+	size_t		headers_size;
+	char	   *block = NULL;
+	char	   *strings;
+	BrokerHeader *headers;
+
+	builder.len = 0;
 	builder.count = 0;
-	initStringInfo(&builder.strings);
-	texts.subject = add_subject(&builder, row);
-	texts.aggregate_type = add_string(&builder, row->aggregate_type);
-	texts.aggregate_id = add_string(&builder, row->aggregate_id);
-	texts.event_type = add_string(&builder, row->event_type);
-	add_own_headers(&builder, row);
+	builder.error = NULL;
+	subject = add_subject(&builder, envelope, row);
+	add_own_headers(&builder, envelope, row);
+	add_replay_headers(&builder, envelope, row);
 	add_user_headers(&builder, row);
 
-	event = assemble(&builder, &texts, row->payload, row->payload_len);
-	if (event == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory")));
-	event->home = row->home;
-	event->claim = -1;
-	event->agg_hash = row->agg_hash;
-	event->schedule.position = row->position;
-	event->schedule.not_before = row->not_before == 0 ? 0 : outbox_clock_at(row->not_before);
-	event->schedule.created = row->created_at;
-	event->schedule.priority = row->priority;
-	return event;
-}
+	/* Head, header array, strings, payload. */
+	head = (head + 15) & ~(size_t) 15;
+	headers_size = sizeof(BrokerHeader) * (size_t) builder.count;
+	*size = head + headers_size + builder.len + (size_t) row->payload_len;
+	if (builder.error == NULL && (block = malloc(*size)) == NULL)
+		builder.error = "out of memory";
+	*error = builder.error;
+	if (builder.error != NULL)
+		return NULL;
+	memset(block, 0, head);
+	headers = (BrokerHeader *) (block + head);
+	strings = block + head + headers_size;
+	memcpy(strings, builder.strings, builder.len);
+	for (int i = 0; i < builder.count; i++)
+	{
+		headers[i].key = strings + builder.key[i];
+		headers[i].value = strings + builder.value[i];
+	}
+	memcpy(strings + builder.len, row->payload, (size_t) row->payload_len);
 
-/* Stands for a row that can't be read: never sent, it becomes a dead letter in its turn. ERROR when out of memory. */
-OutboxEvent *
-outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why)
-{
-	size_t		why_size = strlen(why) + 1;
-	OutboxEvent *event = malloc(sizeof(OutboxEvent) + why_size);
-	char	   *text = (char *) (event + 1);
-
-	if (event == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory")));
-	memset(event, 0, sizeof(*event));
-	memcpy(text, why, why_size);
-	event->broken = text;
-	event->event_id = "of an unreadable row";
-	event->home = home;
-	event->claim = -1;
-	event->agg_hash = agg_hash;
-	event->schedule.position = position;
-	event->schedule.bytes = sizeof(OutboxEvent) + why_size;
-	return event;
+	message->subject = strings + subject;
+	message->headers = headers;
+	message->header_count = builder.count;
+	message->data = strings + builder.len;
+	message->data_len = row->payload_len;
+	return block;
 }

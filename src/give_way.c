@@ -39,9 +39,16 @@ send_relays_away(Oid dboid)
 		pid_t		cleaner = pg_atomic_read_u32(&database->cleaner_pid);
 
 		CHECK_FOR_INTERRUPTS();
-		/* It may be stopped anywhere. */
+		/* These may be stopped anywhere. */
 		if (cleaner != 0)
 			(void) kill(cleaner, SIGTERM);
+		for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+		{
+			pid_t		replayer = pg_atomic_read_u32(&database->replayers[i].pid);
+
+			if (replayer != 0)
+				(void) kill(replayer, SIGTERM);
+		}
 		pg_usleep(10 * 1000);
 	}
 }

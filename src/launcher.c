@@ -1,7 +1,7 @@
 /*
  * launcher.c
  *	  Keeps outbox.workers relays at work in every database that has the
- *	  extension, and starts its cleaner when one is due.
+ *	  extension, and starts its cleaner when one is due, and its replayers.
  *
  * The launcher is connected to no database: it reads pg_database and starts a
  * dynamic worker in each database it doesn't know yet; a relay that finds no
@@ -40,6 +40,7 @@
 #include "cleaner.h"
 #include "launcher.h"
 #include "ownership.h"
+#include "replay.h"
 
 #define SCAN_MS 5000
 #define RESTART_BASE_US INT64CONST(500000)
@@ -50,6 +51,8 @@
 #define MAX_STARTING 2
 #define PROBE_US INT64CONST(100000)
 #define COMPLAINT_US INT64CONST(60000000)
+/* Between the starts of two replayers in a database. */
+#define REPLAYER_PAUSE_US INT64CONST(250000)
 /* Looking again for a lease that has run out, when its holder couldn't be revoked. */
 #define REVOKE_US INT64CONST(250000)
 
@@ -70,6 +73,9 @@ typedef struct Database
 	bool		absent;			/* looked into: no extension */
 	Place		places[OUTBOX_SERVER_RELAYS];
 	BackgroundWorkerHandle *cleaner;	/* NULL: none is at work that this launcher has started */
+	bool		has_replayed;	/* one replayer was started: replays of before this start go on */
+	uint32		replays_seen;	/* OutboxDatabase.replay_calls then */
+	TimestampTz	no_replayer_before;
 } Database;
 
 static Database *databases = NULL;
@@ -343,7 +349,7 @@ count_starting(void)
 static TimestampTz
 adjust(Database *database, TimestampTz now, int *starting)
 {
-	TimestampTz	never = now + SCAN_MS * INT64CONST(1000);
+	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
 	TimestampTz due;
 	Census		census;
 
@@ -447,6 +453,46 @@ clean_all(TimestampTz now)
 	return next;
 }
 
+/* -------------------------------------------------------------- replayers */
+
+/* Starts a replayer where one may have something to do. Returns when to look again. */
+static TimestampTz
+replay(Database *database, TimestampTz now)
+{
+	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
+	Census		census = {.shared = outbox_shmem_find(database->dboid)};
+	uint32		calls;
+	TimestampTz due;
+
+	if (!database->exists || census.shared == NULL || pg_atomic_read_u32(&census.shared->ready_for) == 0)
+		return never;
+	calls = pg_atomic_read_u32(&census.shared->replay_calls);
+	if (database->has_replayed && calls == database->replays_seen)
+		return never;
+	due = Max(database->no_replayer_before, no_relay_before(&census));
+	if (due > now)
+		return due;
+	database->no_replayer_before = now + REPLAYER_PAUSE_US;
+	if (!outbox_replay_start(database->dboid))
+	{
+		complain(now);
+		return database->no_replayer_before;
+	}
+	database->has_replayed = true;
+	database->replays_seen = calls;
+	return never;
+}
+
+static TimestampTz
+replay_all(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
+		next = Min(next, replay(&databases[i], now));
+	return next;
+}
+
 /* Takes the slots from relays that stand still. Returns when the next lease may run out. */
 static TimestampTz
 watch_leases(TimestampTz now)
@@ -531,7 +577,7 @@ OutboxLauncherMain(Datum main_arg)
 			clean_anew();
 		seen_settings = pg_atomic_read_u32(&outbox_shared->settings_changes);
 		lease = watch_leases(now);
-		next = Min(Min(adjust_all(now), lease), clean_all(now));
+		next = Min(Min(adjust_all(now), lease), Min(clean_all(now), replay_all(now)));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

@@ -116,6 +116,16 @@ typedef struct OutboxChild
 	pg_atomic_uint64 last;		/* no position above it is in there; PG_INT64_MAX: unknown yet */
 } OutboxChild;
 
+/* Replays of a database that run at the same time. */
+#define OUTBOX_MAX_REPLAYERS 4
+
+/* A place for a process that replays. */
+typedef struct OutboxReplayer
+{
+	pg_atomic_uint32 pid;		/* 0: free */
+	pg_atomic_uint32 procno;	/* valid while pid is set */
+} OutboxReplayer;
+
 /* One database that has, or had, the extension. */
 typedef struct OutboxDatabase
 {
@@ -134,6 +144,10 @@ typedef struct OutboxDatabase
 	pg_atomic_uint64 clean_at;	/* TimestampTz when the next one is due; 0: not known yet */
 	pg_atomic_uint64 clean_from; /* and not before max_assigned has reached this */
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
+
+	/* Replay: replay.c. Places are taken under slots_lock. */
+	pg_atomic_uint32 replay_calls;	/* raised when there may be a replay to begin or to cancel */
+	OutboxReplayer replayers[OUTBOX_MAX_REPLAYERS];
 
 	/* Relays and launcher. */
 	pg_atomic_uint32 leave_calls; /* raised when all relays shall go: extension or database changes */
@@ -234,6 +248,7 @@ extern bool outbox_shmem_has_relays(OutboxDatabase *database);
 extern bool outbox_shmem_has_processes(OutboxDatabase *database);
 extern void outbox_shmem_wake_relays(OutboxDatabase *database);
 extern void outbox_shmem_wake_launcher(void);
+extern void outbox_shmem_wake_replayers(OutboxDatabase *database);
 
 /* What a failed event means to its successors: outbox.poison_policy. */
 typedef enum OutboxPoisonPolicy

@@ -74,6 +74,12 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->cleaner_pid, 0);
 	pg_atomic_init_u64(&database->clean_at, 0);
 	pg_atomic_init_u64(&database->clean_from, 0);
+	pg_atomic_init_u32(&database->replay_calls, 0);
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+	{
+		pg_atomic_init_u32(&database->replayers[i].pid, 0);
+		pg_atomic_init_u32(&database->replayers[i].procno, 0);
+	}
 	for (int i = 0; i < OUTBOX_CHILDREN; i++)
 	{
 		pg_atomic_init_u32(&database->children[i].life, 0);
@@ -262,10 +268,15 @@ outbox_shmem_has_relays(OutboxDatabase *database)
 	return false;
 }
 
-/* The same, and cleaners. */
+/* The same, and cleaners and replayers. */
 bool
 outbox_shmem_has_processes(OutboxDatabase *database)
 {
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+	{
+		if (pg_atomic_read_u32(&database->replayers[i].pid) != 0)
+			return true;
+	}
 	return outbox_shmem_has_relays(database) || pg_atomic_read_u32(&database->cleaner_pid) != 0;
 }
 
@@ -284,6 +295,19 @@ outbox_shmem_wake_relays(OutboxDatabase *database)
 		if (pg_atomic_read_u32(&place->pid) != 0)
 			SetLatch(outbox_proc_latch(pg_atomic_read_u32(&place->procno)));
 	}
+}
+
+/* There may be a replay to begin or to cancel. Safe in commit callbacks, too. */
+void
+outbox_shmem_wake_replayers(OutboxDatabase *database)
+{
+	pg_atomic_fetch_add_u32(&database->replay_calls, 1);
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+	{
+		if (pg_atomic_read_u32(&database->replayers[i].pid) != 0)
+			SetLatch(outbox_proc_latch(pg_atomic_read_u32(&database->replayers[i].procno)));
+	}
+	outbox_shmem_wake_launcher();
 }
 
 void
