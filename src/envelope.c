@@ -1,21 +1,26 @@
 /*
  * envelope.c
- *	  What an event looks like to receivers: subject, CloudEvents 1.0 headers in
- *	  binary mode, the user's headers, the payload.
+ *	  What an event looks like to receivers: subject, headers, body.
  *
- * The header names are those of the CloudEvents NATS protocol binding and of
- * its extensions "sequence" and "partitioning"; aggregatetype and
+ * outbox.envelope chooses one of three. CloudEvents 1.0 in binary mode: an
+ * attribute is a header, the body is the payload. In structured mode: one JSON
+ * object has the attributes and the payload. Bare: no attributes. The names
+ * are those of the CloudEvents NATS protocol binding and of its extensions
+ * "sequence", "partitioning" and "distributed tracing"; aggregatetype and
  * aggregateversion are ours.
  */
 #include "outbox.h"
 
 #include "commands/dbcommands.h"
+#include "common/base64.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
+#include "attributes.h"
 #include "clock.h"
 #include "encode.h"
 #include "envelope.h"
@@ -32,6 +37,7 @@ typedef struct Builder
 	int			count;
 	int			key[MAX_HEADERS];
 	int			value[MAX_HEADERS];
+	StringInfoData body;		/* in structured mode only */
 } Builder;
 
 /* Where in it the texts are that the event names itself. */
@@ -62,19 +68,48 @@ add_header(Builder *builder, const char *key, const char *value)
 	builder->count++;
 }
 
+/* A member of the structured event; its value is in UTF-8. */
+static void
+add_member(Builder *builder, const char *name, const char *value)
+{
+	appendStringInfoChar(&builder->body, builder->body.len == 0 ? '{' : ',');
+	escape_json(&builder->body, name);
+	appendStringInfoChar(&builder->body, ':');
+	escape_json(&builder->body, value);
+}
+
+/* A CloudEvents attribute by its header's key, whose value holds nothing that a header must encode. */
+static void
+add_plain_attribute(Builder *builder, const char *key, const char *value)
+{
+	if (outbox_envelope == OUTBOX_ENVELOPE_BINARY)
+		add_header(builder, key, value);
+	else if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED)
+		add_member(builder, key + strlen(OUTBOX_ATTRIBUTE_PREFIX), value);
+}
+
+/* A header with free text, encoded as an attribute's is. */
+static void
+add_encoded_header(Builder *builder, const char *key, const char *text)
+{
+	size_t		size = strlen(text) * 3 + 1;
+	char	   *out = palloc(size);
+
+	(void) outbox_encode_ce_value(text, out, size);
+	add_header(builder, key, out);
+}
+
 /* A CloudEvents attribute with free text. */
 static void
 add_attribute(Builder *builder, const char *key, const char *text)
 {
-	const char *in = outbox_event_utf8(text);
-	size_t		size = strlen(in) * 3 + 1;
-	char	   *out = palloc(size);
-
-	(void) outbox_encode_ce_value(in, out, size);
-	add_header(builder, key, out);
+	if (outbox_envelope == OUTBOX_ENVELOPE_BINARY)
+		add_encoded_header(builder, key, outbox_event_utf8(text));
+	else if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED)
+		add_member(builder, key + strlen(OUTBOX_ATTRIBUTE_PREFIX), outbox_event_utf8(text));
 }
 
-/* outbox.cloudevents_source, or "/outbox/" and the database's name. */
+/* outbox.cloudevents_source, or "/outbox/" and the database's name as a URI has it. */
 static const char *
 event_source(void)
 {
@@ -85,8 +120,10 @@ event_source(void)
 	if (from_database == NULL)
 	{
 		char	   *name = get_database_name(MyDatabaseId);
+		char		encoded[NAMEDATALEN * 4 * 3];
 
-		from_database = MemoryContextStrdup(TopMemoryContext, psprintf("/outbox/%s", name == NULL ? "" : name));
+		(void) outbox_encode_token(name == NULL ? "" : outbox_event_utf8(name), encoded, sizeof(encoded));
+		from_database = MemoryContextStrdup(TopMemoryContext, psprintf("/outbox/%s", encoded));
 	}
 	return from_database;
 }
@@ -108,16 +145,20 @@ add_own_headers(Builder *builder, const OutboxRow *row)
 	outbox_encode_uuid(row->event_id.data, id);
 	add_header(builder, "Nats-Msg-Id", id);
 	add_header(builder, "Nats-Expected-Stream", outbox_stream);
-	add_header(builder, "ce-specversion", "1.0");
-	add_header(builder, "ce-id", id);
+	if (outbox_envelope == OUTBOX_ENVELOPE_BARE)
+		return;
+	if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED)
+		add_header(builder, "Content-Type", "application/cloudevents+json");
+	add_plain_attribute(builder, "ce-specversion", "1.0");
+	add_plain_attribute(builder, "ce-id", id);
 	add_attribute(builder, "ce-source", event_source());
 	add_attribute(builder, "ce-type", row->event_type);
 	add_attribute(builder, "ce-subject", row->aggregate_id);
 	outbox_encode_time(outbox_unix_us(row->occurred_at), text);
-	add_header(builder, "ce-time", text);
+	add_plain_attribute(builder, "ce-time", text);
 	add_attribute(builder, "ce-datacontenttype", content_type(row));
 	snprintf(text, sizeof(text), "%019lld", (long long) row->position);
-	add_header(builder, "ce-sequence", text);
+	add_plain_attribute(builder, "ce-sequence", text);
 	add_attribute(builder, "ce-partitionkey", psprintf("%s/%s", row->aggregate_type, row->aggregate_id));
 	add_attribute(builder, "ce-aggregatetype", row->aggregate_type);
 	if (row->dataschema != NULL)
@@ -125,8 +166,31 @@ add_own_headers(Builder *builder, const OutboxRow *row)
 	if (row->has_version)
 	{
 		snprintf(text, sizeof(text), INT64_FORMAT, row->aggregate_version);
-		add_header(builder, "ce-aggregateversion", text);
+		add_plain_attribute(builder, "ce-aggregateversion", text);
 	}
+}
+
+/*
+ * A header of the user's, in UTF-8. "ce-name" is an extension attribute, which
+ * in bare mode is a header like all others. The trace context is an attribute
+ * as well as a header: receivers look for one or the other.
+ */
+static void
+add_user_header(Builder *builder, const char *key, const char *value)
+{
+	if (outbox_attribute_has_prefix(key))
+	{
+		if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED)
+			add_member(builder, key + strlen(OUTBOX_ATTRIBUTE_PREFIX), value);
+		else
+			add_encoded_header(builder, key, value);
+		return;
+	}
+	add_header(builder, key, value);
+	if (outbox_encode_same_header_key(key, "traceparent"))
+		add_plain_attribute(builder, "ce-traceparent", value);
+	else if (outbox_encode_same_header_key(key, "tracestate"))
+		add_attribute(builder, "ce-tracestate", value);
 }
 
 /* They were checked when they were enqueued: an object of strings. */
@@ -146,9 +210,60 @@ add_user_headers(Builder *builder, const OutboxRow *row)
 	while (JsonbIteratorNext(&iterator, &key, true) == WJB_KEY)
 	{
 		(void) JsonbIteratorNext(&iterator, &value, true);
-		add_header(builder, outbox_event_utf8(pnstrdup(key.val.string.val, key.val.string.len)),
-				   outbox_event_utf8(pnstrdup(value.val.string.val, value.val.string.len)));
+		add_user_header(builder, outbox_event_utf8(pnstrdup(key.val.string.val, key.val.string.len)),
+						outbox_event_utf8(pnstrdup(value.val.string.val, value.val.string.len)));
 	}
+}
+
+static void
+append_base64(StringInfo out, const char *bytes, int length)
+{
+	int			size = pg_b64_enc_len(length);
+	int			written;
+
+	enlargeStringInfo(out, size);
+	written = pg_b64_encode(OUTBOX_BASE64_SOURCE(bytes), length, out->data + out->len, size);
+	if (written < 0)
+		elog(ERROR, "could not encode the payload");
+	out->len += written;
+	out->data[out->len] = '\0';
+}
+
+/*
+ * The data of a structured event, its last member. JSON is embedded byte for
+ * byte, if the content type says that it is JSON, and it is; other text becomes
+ * a string. Whatever is neither arrives in base64, and so unchanged.
+ */
+static void
+add_data(Builder *builder, const OutboxRow *row)
+{
+	const char *data = row->payload;
+	int			length = row->payload_len;
+	bool		is_json = outbox_attribute_is_json(content_type(row));
+
+	/* JSON is in UTF-8 whatever the server's encoding; jsonb was stored so. */
+	if (row->payload_kind == PAYLOAD_TEXT)
+	{
+		data = outbox_event_utf8(pnstrdup(data, length));
+		length = strlen(data);
+	}
+	if (is_json && (row->payload_kind == PAYLOAD_JSONB || outbox_attribute_valid_json(data, length)))
+	{
+		appendStringInfoString(&builder->body, ",\"data\":");
+		appendBinaryStringInfo(&builder->body, data, length);
+	}
+	else if (!is_json && row->payload_kind != PAYLOAD_BYTES)
+	{
+		appendStringInfoString(&builder->body, ",\"data\":");
+		escape_json(&builder->body, pnstrdup(data, length));
+	}
+	else
+	{
+		appendStringInfoString(&builder->body, ",\"data_base64\":\"");
+		append_base64(&builder->body, data, length);
+		appendStringInfoChar(&builder->body, '"');
+	}
+	appendStringInfoChar(&builder->body, '}');
 }
 
 static int
@@ -213,6 +328,8 @@ outbox_envelope_build(const OutboxRow *row)
 
 	builder.count = 0;
 	initStringInfo(&builder.strings);
+	if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED)
+		initStringInfo(&builder.body);
 	texts.subject = add_subject(&builder, row);
 	texts.aggregate_type = add_string(&builder, row->aggregate_type);
 	texts.aggregate_id = add_string(&builder, row->aggregate_id);
@@ -220,7 +337,13 @@ outbox_envelope_build(const OutboxRow *row)
 	add_own_headers(&builder, row);
 	add_user_headers(&builder, row);
 
-	event = assemble(&builder, &texts, row->payload, row->payload_len);
+	if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED)
+	{
+		add_data(&builder, row);
+		event = assemble(&builder, &texts, builder.body.data, builder.body.len);
+	}
+	else
+		event = assemble(&builder, &texts, row->payload, row->payload_len);
 	if (event == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),

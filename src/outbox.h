@@ -243,6 +243,14 @@ typedef enum OutboxPoisonPolicy
 	OUTBOX_POISON_PARK /* they become dead letters, too */
 } OutboxPoisonPolicy;
 
+/* How an event is packed for receivers: outbox.envelope. */
+typedef enum OutboxEnvelope
+{
+	OUTBOX_ENVELOPE_BINARY,		/* CloudEvents: attributes are headers */
+	OUTBOX_ENVELOPE_STRUCTURED,	/* CloudEvents: one JSON object */
+	OUTBOX_ENVELOPE_BARE /* the payload and the user's headers */
+} OutboxEnvelope;
+
 /* Settings, outbox.c; each is described where it is defined. */
 extern char *outbox_nats_url;
 extern char *outbox_credentials_file;
@@ -255,6 +263,7 @@ extern char *outbox_tls_key_file;
 extern char *outbox_stream;
 extern bool outbox_stream_create;
 extern char *outbox_subject_template;
+extern int	outbox_envelope;
 extern char *outbox_cloudevents_source;
 extern char *outbox_traceparent;
 extern char *outbox_tracestate;
