@@ -122,6 +122,29 @@ INSERT INTO "My Events 1" ("No", "Kind of", data) OVERRIDING SYSTEM VALUE VALUES
 SELECT * FROM pg_temp.news();
 SELECT "table", preset, backlog FROM outbox.adoptions ORDER BY "table"::text COLLATE "C";
 
+-- json and varchar are forwarded as they stand there
+CREATE TABLE quarkus (id uuid PRIMARY KEY, aggregatetype varchar(255), aggregateid bigint, type varchar(255), payload json, "timestamp" timestamp, more varchar);
+SELECT outbox.adopt('quarkus', 'debezium', headers => 'jsonb_build_object(''more'', more)');
+INSERT INTO quarkus VALUES (pg_temp.id(75), 'Order', 1, 'Made', '{"b":1,  "a":1}', '2024-10-27 00:30:00', 'm'), (pg_temp.id(76), 'Order', 1, 'Gone', NULL, '2024-10-27 00:30:00', 'm');
+SELECT * FROM pg_temp.news();
+-- a column that is needed is gone: no row is kept that would not be forwarded
+ALTER TABLE quarkus ADD further text;
+INSERT INTO quarkus VALUES (pg_temp.id(77), 'Order', 1, 'Made', '{}');
+ALTER TABLE quarkus DROP further, DROP "timestamp", ADD "timestamp" timestamp;
+INSERT INTO quarkus VALUES (pg_temp.id(78), 'Order', 1, 'Made', '{}');
+ALTER TABLE quarkus DROP payload;
+SELECT pg_temp.attempt($$INSERT INTO quarkus VALUES (pg_temp.id(79), 'Order', 1, 'Made')$$);
+SELECT event_type FROM pg_temp.news();
+SELECT count(*) FROM quarkus;
+-- a row as a whole
+CREATE TABLE whole (id bigint, "Odd (name)" text);
+SELECT outbox.adopt('whole', aggregate_type => '''whole''', aggregate_id => 'r.id', event_type => '''e''', payload => 'to_jsonb(r)');
+INSERT INTO whole VALUES (1, 'x');
+SELECT outbox.unadopt('whole');
+SELECT outbox.adopt('whole', backlog => 'false', aggregate_type => '"Odd (name)"', aggregate_id => 'ID', event_type => '''e''', payload => '''{}''::jsonb');
+INSERT INTO whole VALUES (2, 'y');
+SELECT aggregate_type, aggregate_id, body FROM pg_temp.news();
+
 -- what is refused, and leaves nothing
 CREATE TABLE odd (id integer, body point);
 SELECT pg_temp.attempt($$SELECT outbox.adopt('odd')$$);

@@ -32,7 +32,7 @@ FROM unnest(ARRAY['00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01', '01
     '01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01more']) value;
 SELECT value, pg_temp.attempt(format('SET outbox.tracestate = %L', value)) AS setting,
     pg_temp.attempt(format($$SELECT outbox.enqueue('trace', '2', 'e', '{}', headers => jsonb_build_object('tracestate', %L))$$, value)) AS header
-FROM unnest(ARRAY['a=1', 'a=1,b=2', 'a=1 , tenant@system=x y', 'a=1,,b=2', 'a', 'A=1', 'a=', 'a=1=2', '1a=1', 'a@=1', 'a=é',
+FROM unnest(ARRAY['a=1', 'a=1,b=2', 'a=1 , tenant@system=x y', 'a=1,,b=2', 'a', 'A=1', 'a=', 'a=1=2', '1a=1', 'a@=1', 'a=é', ' a=1', E'a=1,\tb=2',
     (SELECT string_agg('k' || i || '=v', ',') FROM generate_series(1, 33) i)]) value;
 SELECT left(pg_temp.attempt($$SET outbox.traceparent = E'01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-\r\nX: y'$$), 5) AS injected;
 SELECT left(pg_temp.attempt($$SET outbox.tracestate = E'a=1\r\nX: y'$$), 5) AS injected;

@@ -63,10 +63,11 @@ const char *
 outbox_attribute_check_key(const char *key)
 {
 	const char *name = key + strlen(OUTBOX_ATTRIBUTE_PREFIX);
-	size_t		length = strlen(name);
+	size_t length;
 
 	if (strncmp(key, OUTBOX_ATTRIBUTE_PREFIX, strlen(OUTBOX_ATTRIBUTE_PREFIX)) != 0)
 		return "doesn't begin with \"ce-\" in lower case";
+	length = strlen(name);
 	if (length == 0 || length > OUTBOX_MAX_ATTRIBUTE_NAME)
 		return "has no attribute name of 1 to 20 characters behind \"ce-\"";
 	for (size_t i = 0; i < length; i++)

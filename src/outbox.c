@@ -170,8 +170,10 @@ check_traceparent(char **value, void **extra, GucSource source)
 static bool
 check_tracestate(char **value, void **extra, GucSource source)
 {
-	const char *complaint = outbox_attribute_check_tracestate(*value);
+	const char *complaint = (*value)[0] == '\0' ? NULL : outbox_encode_check_header_value(*value);
 
+	if (complaint == NULL)
+		complaint = outbox_attribute_check_tracestate(*value);
 	if (complaint != NULL)
 		GUC_check_errdetail("The value %s.", complaint);
 	return complaint == NULL;

@@ -62,8 +62,8 @@ append_to_file("$dir/write", "\\set a random(1, 10)\n\\set fate random(1, 4)\nBE
 append_to_file("$dir/relay", "SELECT old_relay();\n");
 my @bench = ('pgbench', '-n', '-h', $node->host, '-p', $node->port);
 my ($writers_out, $relay_out) = ('', '');
-my $writers = IPC::Run::start([ @bench, '-c', 3, '-T', 6, '-R', 250, '-f', "$dir/write", $db ], '<', \'', '>', \$writers_out, '2>&1');
-my $old_relay = IPC::Run::start([ @bench, '-c', 1, '-T', 7, '-R', 30, '-f', "$dir/relay", $db ], '<', \'', '>', \$relay_out, '2>&1');
+my $writers = IPC::Run::start([ @bench, '-c', 3, '-T', 4, '-R', 250, '-f', "$dir/write", $db ], '<', \'', '>', \$writers_out, '2>&1');
+my $old_relay = IPC::Run::start([ @bench, '-c', 1, '-T', 5, '-R', 30, '-f', "$dir/relay", $db ], '<', \'', '>', \$relay_out, '2>&1');
 
 ok(wait_for_query($node, $db, q{SELECT count(*) > 60 FROM "OutboxMessages" WHERE "ProcessedOnUtc" IS NULL}), 'there is a backlog');
 ok(wait_for_query($node, $db, 'SELECT count(*) > 30 FROM published_by_the_old_relay'), '... that the old relay works at');

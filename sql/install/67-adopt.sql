@@ -137,8 +137,9 @@ BEGIN
         EXECUTE format('SELECT pg_typeof(%s) FROM (SELECT (NULL::%s).*) r', part.expression, "table") INTO type;
         -- an id that is no uuid can't be kept
         CONTINUE WHEN part.name = 'event_id' AND type <> 'uuid'::regtype;
-        -- times without a zone are UTC here, not the session's
+        -- times without a zone are UTC here, not the session's; a column that is NULL is no header
         call := call || format(CASE WHEN part.wanted = 'timestamptz' AND type = 'timestamp'::regtype THEN ', %s => (%s) AT TIME ZONE ''UTC'''
+                                    WHEN part.wanted = 'jsonb' THEN ', %s => jsonb_strip_nulls((%s)::jsonb)'
                                     ELSE ', %s => (%s)::' || part.wanted END, part.name, part.expression);
     END LOOP;
     RETURN call || ', on_conflict => ''return'')';
@@ -153,6 +154,18 @@ RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, 
                 ELSE format('UPDATE %s r SET %s WHERE %s', $1, $2, $3) END;
 $$;
 COMMENT ON FUNCTION outbox.adoption_marking(regclass, text, text) IS 'the statement that marks forwarded rows, as text; NULL: they stay as they are';
+
+-- The columns of NEW that expressions name, as a select list. Only these, each by its name: of NEW.* a session would go on
+-- to take a column that was dropped for NULL. All, if the row is used as a whole.
+CREATE FUNCTION outbox.adoption_columns("table" regclass, expressions text)
+RETURNS text LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN count(*) = 0 OR $2 ~ '(?<![\w"])r(?![\w".])' THEN 'NEW.*'
+                ELSE string_agg(format('NEW.%1$I AS %1$I', a.attname), ', ' ORDER BY a.attnum) END
+    FROM pg_attribute a
+    WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
+      AND $2 ~* ('(?<!\w)' || regexp_replace(a.attname, '(\W)', '\\\1', 'g') || '(?!\w)');
+$$;
+COMMENT ON FUNCTION outbox.adoption_columns(regclass, text) IS 'the columns of NEW that expressions over an adopted table name, as a select list';
 
 CREATE FUNCTION outbox.adopt(
     "table" regclass, preset text DEFAULT NULL,
@@ -234,7 +247,8 @@ BEGIN
     -- It belongs to who adopts, and writers need no right on anything of outbox.
     EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
                    ' SET search_path = pg_catalog, pg_temp SET DateStyle = ISO SET IntervalStyle = postgres SET TimeZone = UTC AS %L', function_name,
-                   format(E'BEGIN\n    PERFORM %s FROM (SELECT NEW.*) r WHERE %s;\n%s    RETURN NULL;\nEND', call, condition,
+                   format(E'BEGIN\n    PERFORM %s FROM (SELECT %s) r WHERE %s;\n%s    RETURN NULL;\nEND', call,
+                          outbox.adoption_columns("table", call || ' ' || condition), condition,
                           CASE WHEN marking IS NULL THEN '' ELSE format(E'    IF FOUND THEN\n        %s;\n    END IF;\n', marking) END));
     EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', function_name);
     EXECUTE format('CREATE TRIGGER outbox_adopted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s()', "table", function_name);

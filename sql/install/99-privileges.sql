@@ -7,5 +7,5 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.in_flight_positions(), outbox.settled_at(bigint), outbox.aggregate_hash(text, text) TO PUBLIC;
 -- Called from within outbox.adopt() with the rights of whoever adopts a table; they change nothing.
 GRANT EXECUTE ON FUNCTION outbox.adoption_column(regclass, text[]), outbox.adoption_preset(regclass, text), outbox.adoption_call,
-    outbox.adoption_marking(regclass, text, text) TO PUBLIC;
+    outbox.adoption_columns(regclass, text), outbox.adoption_marking(regclass, text, text) TO PUBLIC;
 GRANT SELECT ON outbox.adoptions TO PUBLIC;
