@@ -62,19 +62,29 @@ append_to_file("$dir/write", "\\set a random(1, 10)\n\\set fate random(1, 4)\nBE
 append_to_file("$dir/relay", "SELECT old_relay();\n");
 my @bench = ('pgbench', '-n', '-h', $node->host, '-p', $node->port);
 my ($writers_out, $relay_out) = ('', '');
-my $writers = IPC::Run::start([ @bench, '-c', 3, '-T', 4, '-R', 250, '-f', "$dir/write", $db ], '<', \'', '>', \$writers_out, '2>&1');
-my $old_relay = IPC::Run::start([ @bench, '-c', 1, '-T', 5, '-R', 30, '-f', "$dir/relay", $db ], '<', \'', '>', \$relay_out, '2>&1');
+my $writers = IPC::Run::start([ @bench, '-c', 3, '-T', 300, '-R', 250, '-f', "$dir/write", $db ], '<', \'', '>', \$writers_out, '2>&1');
+my $old_relay = IPC::Run::start([ @bench, '-c', 1, '-T', 300, '-R', 10, '-f', "$dir/relay", $db ], '<', \'', '>', \$relay_out, '2>&1');
 
 ok(wait_for_query($node, $db, q{SELECT count(*) > 60 FROM "OutboxMessages" WHERE "ProcessedOnUtc" IS NULL}), 'there is a backlog');
 ok(wait_for_query($node, $db, 'SELECT count(*) > 30 FROM published_by_the_old_relay'), '... that the old relay works at');
 my $taken = sql(q{SELECT outbox.adopt('"OutboxMessages"', 'ef-core', aggregate_type => '''thing''', aggregate_id => '"Content"::jsonb ->> ''aggregate''')});
 cmp_ok($taken, '>', 20, 'a backlog is taken over');
-ok($writers->finish, 'the writers had no errors') or diag($writers_out);
-ok($old_relay->finish, 'nor had the old relay') or diag($relay_out);
+ok(wait_for_query($node, $db, "SELECT count(*) > $taken + 100 FROM outbox.events"), 'rows come through the trigger as well');
+foreach my $program ([ 'the writers', $writers, \$writers_out ], [ 'the old relay', $old_relay, \$relay_out ])
+{
+	my ($name, $handle, $out) = @$program;
+
+	ok($handle->pumpable, "$name went on through the switch");
+	$handle->signal('TERM');
+	$handle->finish;
+	unlike($$out, qr/ERROR|aborted/, '... without an error');
+}
+# a session that was cut off may still be at its last statement
+ok(wait_for_query($node, $db, q{SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'}), 'they have gone');
+sql('SELECT old_relay()');
 ok(wait_published($node, $db, undef), 'all is published');
 
 is(sql(q{SELECT count(*) FROM "OutboxMessages" WHERE "ProcessedOnUtc" IS NULL}), 0, 'all rows are marked');
-cmp_ok(sql('SELECT count(*) FROM outbox.events'), '>', $taken + 100, 'rows came through the trigger as well');
 is(sql(q{
 	SELECT count(*) FROM "OutboxMessages" m
 	WHERE (SELECT count(*) FROM published_by_the_old_relay o WHERE o.id = m."Id") + (SELECT count(*) FROM outbox.events e WHERE e.event_id = m."Id") <> 1}),
@@ -93,9 +103,11 @@ is_deeply([ stream_differences($nats, 'OUTBOX', $node, $db) ], [], '... where ea
 
 sql(q{CREATE TABLE outboxevent (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype text NOT NULL, aggregateid text NOT NULL, type text NOT NULL, payload text)});
 my $insert = 'INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload) VALUES';
-my ($open, $undone, $adopter, $late) = map { $node->background_psql($db) } 1 .. 4;
+my ($open, $undone, $relay, $adopter, $late) = map { $node->background_psql($db) } 1 .. 5;
 
-sql("$insert ('open', '1', 'before', '0')");
+sql("$insert ('open', '1', 'before', '0'), ('claimed', '1', 'claimed', '0')");
+# a relay that claims, publishes, and then deletes
+$relay->query_safe("BEGIN; SELECT count(*) FROM (SELECT FROM outboxevent WHERE type = 'claimed' FOR UPDATE) c");
 $open->query_safe("BEGIN; $insert ('open', '1', 'open', '1')");
 $undone->query_safe("BEGIN; $insert ('undone', '1', 'undone', '1')");
 sql("BEGIN; $insert ('prepared', '1', 'prepared', '1'); PREPARE TRANSACTION 'across'");
@@ -110,9 +122,11 @@ $open->query_safe("$insert ('open', '1', 'open', '2'); COMMIT");
 $undone->query_safe('ROLLBACK');
 is(sql(waiting('outboxevent')), 2, 'still waiting for the prepared transaction');
 sql("COMMIT PREPARED 'across'");
+is(sql(waiting('outboxevent')), 2, '... and for the relay that has claimed a row');
+$relay->query_safe("DELETE FROM outboxevent WHERE type = 'claimed'; COMMIT");
 is(finish_query($adopter), 4, 'the backlog: what was committed before, what was open, what was prepared');
 finish_query($late);
-$_->quit foreach $open, $undone, $adopter, $late;
+$_->quit foreach $open, $undone, $relay, $adopter, $late;
 ok(wait_published($node, $db, undef), 'published');
 is(sql(q{SELECT string_agg(aggregate_type || ' ' || payload_text, ', ' ORDER BY aggregate_type, position) FROM outbox.events WHERE aggregate_type <> 'thing'}),
 	'open 0, open 1, open 2, open 3, prepared 1', 'each once, and in order');
@@ -134,6 +148,11 @@ is($node->safe_psql('restored', q{SELECT string_agg("table"::text || ' ' || pres
 	"\"OutboxMessages\" ef-core $taken, outboxevent debezium 4", '... knows its adoptions');
 $node->safe_psql('restored', "$insert ('restored', '1', 'e', '1')");
 is($node->safe_psql('restored', "SELECT count(*) FROM outbox.events WHERE aggregate_type = 'restored'"), 1, '... which go on');
+
+my (undef, undef, $refused) = $node->psql('restored', 'DROP EXTENSION outbox');
+like($refused, qr/trigger outbox_adopted on table outboxevent depends on/, 'DROP EXTENSION is refused while a table is adopted');
+$node->safe_psql('restored', "SET client_min_messages = error; DROP EXTENSION outbox CASCADE; $insert ('after', '1', 'e', '1')");
+is($node->safe_psql('restored', "SELECT count(*) FROM pg_trigger WHERE tgname = 'outbox_adopted'"), 0, '... with CASCADE the adoptions go, too');
 
 # ------------------------------------------------------------------------------ the way back
 

@@ -217,9 +217,9 @@ BEGIN
     call := outbox.adoption_call("table", aggregate_type, aggregate_id, event_type, payload, event_id, occurred_at, not_before, headers, content_type, subject);
     condition := coalesce(condition, 'true');
 
-    -- Waits for whoever is writing, and lets nobody write until the commit: who wrote before is seen below, who writes
-    -- afterwards has the trigger.
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', "table");
+    -- Waits for whoever has written, or has claimed rows FOR UPDATE to publish them, and lets nobody do so until the commit,
+    -- readers excepted: who wrote before is seen below, who writes afterwards has the trigger.
+    EXECUTE format('LOCK TABLE %s IN EXCLUSIVE MODE', "table");
     IF backlog IS NULL AND NOT coalesce(known.sure, condition <> 'true') THEN
         EXECUTE format('SELECT count(*) FROM (SELECT FROM %s LIMIT 1) r', "table") INTO taken;
         IF taken > 0 THEN
@@ -251,6 +251,8 @@ BEGIN
                           outbox.adoption_columns("table", call || ' ' || condition), condition,
                           CASE WHEN marking IS NULL THEN '' ELSE format(E'    IF FOUND THEN\n        %s;\n    END IF;\n', marking) END));
     EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', function_name);
+    -- Without the extension no row could be written: DROP EXTENSION is refused, or with CASCADE ends the adoption.
+    EXECUTE format('ALTER FUNCTION %s() DEPENDS ON EXTENSION outbox', function_name);
     EXECUTE format('CREATE TRIGGER outbox_adopted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s()', "table", function_name);
     EXECUTE format('COMMENT ON TRIGGER outbox_adopted ON %s IS %L', "table",
                    format('forwards rows to outbox, preset "%s", since epoch %s, after a backlog of %s', coalesce(preset, ''),
