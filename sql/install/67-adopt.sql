@@ -167,6 +167,39 @@ RETURNS text LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_
 $$;
 COMMENT ON FUNCTION outbox.adoption_columns(regclass, text) IS 'the columns of NEW that expressions over an adopted table name, as a select list';
 
+-- The trigger and its function. They belong to who adopts, and writers need no right on anything of outbox.
+CREATE FUNCTION outbox.adoption_install("table" regclass, call text, condition text, mark text, note text)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+    key text;
+    marking text;
+    function_name text;
+BEGIN
+    SELECT string_agg(format('r.%1$I = NEW.%1$I', a.attname), ' AND ') INTO key
+    FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    WHERE i.indrelid = "table" AND i.indisprimary;
+    marking := outbox.adoption_marking("table", mark, coalesce(key, 'false'));
+    IF marking IS NOT NULL AND key IS NULL THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE = format('table %s has no primary key', "table"),
+            HINT = 'Rows are marked by it once they are forwarded. With mark => '''' they are not.';
+    END IF;
+    SELECT format('%I.%I', n.nspname, ('outbox_adopted_' || c.relname)::name) INTO function_name
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = "table";
+    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
+                   ' SET search_path = pg_catalog, pg_temp SET DateStyle = ISO SET IntervalStyle = postgres SET TimeZone = UTC AS %L', function_name,
+                   format(E'BEGIN\n    PERFORM %s FROM (SELECT %s) r WHERE %s;\n%s    RETURN NULL;\nEND', call,
+                          outbox.adoption_columns("table", call || ' ' || condition), condition,
+                          CASE WHEN marking IS NULL THEN '' ELSE format(E'    IF FOUND THEN\n        %s;\n    END IF;\n', marking) END));
+    EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', function_name);
+    -- Without the extension no row could be written: DROP EXTENSION is refused, or with CASCADE ends the adoption.
+    EXECUTE format('ALTER FUNCTION %s() DEPENDS ON EXTENSION outbox', function_name);
+    EXECUTE format('CREATE TRIGGER outbox_adopted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s()', "table", function_name);
+    EXECUTE format('COMMENT ON TRIGGER outbox_adopted ON %s IS %L', "table", note);
+END $$;
+COMMENT ON FUNCTION outbox.adoption_install(regclass, text, text, text, text) IS
+'makes the trigger of outbox.adopt() and its function, with the rights of the caller; note: the trigger''s comment, which outbox.adoptions reads';
+
 CREATE FUNCTION outbox.adopt(
     "table" regclass, preset text DEFAULT NULL,
     aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL, event_type text DEFAULT NULL, payload text DEFAULT NULL,
@@ -179,9 +212,6 @@ DECLARE
     known record;
     missing text;
     call text;
-    key text;
-    marking text;
-    function_name text;
     taken bigint;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -234,29 +264,9 @@ BEGIN
         EXECUTE outbox.adoption_marking("table", mark, backlog);
     END IF;
 
-    SELECT string_agg(format('r.%1$I = NEW.%1$I', a.attname), ' AND ') INTO key
-    FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-    WHERE i.indrelid = "table" AND i.indisprimary;
-    marking := outbox.adoption_marking("table", mark, coalesce(key, 'false'));
-    IF marking IS NOT NULL AND key IS NULL THEN
-        RAISE object_not_in_prerequisite_state USING MESSAGE = format('table %s has no primary key', "table"),
-            HINT = 'Rows are marked by it once they are forwarded. With mark => '''' they are not.';
-    END IF;
-    SELECT format('%I.%I', n.nspname, ('outbox_adopted_' || c.relname)::name) INTO function_name
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = "table";
-    -- It belongs to who adopts, and writers need no right on anything of outbox.
-    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
-                   ' SET search_path = pg_catalog, pg_temp SET DateStyle = ISO SET IntervalStyle = postgres SET TimeZone = UTC AS %L', function_name,
-                   format(E'BEGIN\n    PERFORM %s FROM (SELECT %s) r WHERE %s;\n%s    RETURN NULL;\nEND', call,
-                          outbox.adoption_columns("table", call || ' ' || condition), condition,
-                          CASE WHEN marking IS NULL THEN '' ELSE format(E'    IF FOUND THEN\n        %s;\n    END IF;\n', marking) END));
-    EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', function_name);
-    -- Without the extension no row could be written: DROP EXTENSION is refused, or with CASCADE ends the adoption.
-    EXECUTE format('ALTER FUNCTION %s() DEPENDS ON EXTENSION outbox', function_name);
-    EXECUTE format('CREATE TRIGGER outbox_adopted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s()', "table", function_name);
-    EXECUTE format('COMMENT ON TRIGGER outbox_adopted ON %s IS %L', "table",
-                   format('forwards rows to outbox, preset "%s", since epoch %s, after a backlog of %s', coalesce(preset, ''),
-                          floor(extract(epoch FROM clock_timestamp())), taken));
+    PERFORM outbox.adoption_install("table", call, condition, mark,
+        format('forwards rows to outbox, preset "%s", since epoch %s, after a backlog of %s', coalesce(preset, ''),
+               floor(extract(epoch FROM clock_timestamp())), taken));
     RETURN taken;
 END $$;
 COMMENT ON FUNCTION outbox.adopt IS
