@@ -38,7 +38,7 @@ sql/outbox--$(EXTVERSION).sql: $(sort $(wildcard sql/install/*.sql)) outbox.cont
 	cat $(filter %.sql,$^) >$@
 
 # The command outbox-replay: the plain C of src/, and a few files of its own.
-CLI_SHARED = archive_file archive_manifest encode envelope json pause replay_archive replay_clickhouse replay_filter replay_line replay_player url ack \
+CLI_SHARED = archive_file archive_manifest attributes buffer encode envelope json pause replay_archive replay_clickhouse replay_filter replay_line replay_player url ack \
 	$(patsubst src/%.c,%,$(wildcard src/broker*.c))
 CLI_OBJS = $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
 $(CLI_OBJS): $(wildcard src/cli/*.h src/*.h)

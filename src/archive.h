@@ -41,7 +41,7 @@ typedef struct OutboxArchiveRows
 	int64		position;		/* looked at up to here */
 	bool		at_end;
 	bool		changed;		/* one of them isn't terminal any more */
-	ArchiveBuffer buffer;		/* the batch; the caller frees its data */
+	OutboxBuffer buffer;		/* the batch; the caller frees its data */
 
 	int64		events;			/* these of all batches so far */
 	int64		first_position;

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "buffer.h"
+
 /* Times are microseconds since 1970. */
 #define ARCHIVE_TIME_UNKNOWN INT64_MIN
 #define ARCHIVE_TIME_BEGIN (INT64_MIN + 1) /* -infinity */
@@ -39,20 +41,11 @@ typedef struct ArchiveEvent
 	const char *last_error;		/* NULL: there was none */
 } ArchiveEvent;
 
-/* Grows with malloc; starts as zeros. */
-typedef struct ArchiveBuffer
-{
-	char	   *data;
-	size_t		length;
-	size_t		size;
-	bool		no_memory;		/* something is missing in it */
-} ArchiveBuffer;
-
 /* Appends a line; docs/archive.md describes it. */
-extern void outbox_archive_put_line(ArchiveBuffer *buffer, const ArchiveEvent *event);
+extern void outbox_archive_put_line(OutboxBuffer *buffer, const ArchiveEvent *event);
 
 /* Appends a row in ClickHouse's format TabSeparated, with the columns of ARCHIVE_COLUMNS. */
-extern void outbox_archive_put_row(ArchiveBuffer *buffer, const ArchiveEvent *event, const char *database, int64_t archived_at);
+extern void outbox_archive_put_row(OutboxBuffer *buffer, const ArchiveEvent *event, const char *database, int64_t archived_at);
 
 #define ARCHIVE_COLUMNS "position, event_id, aggregate_type, aggregate_id, event_type, subject, payload_kind, payload, headers,"            \
 						" occurred_at, created_at, published_at, priority, not_before, content_type, dataschema, aggregate_version, state," \

@@ -49,6 +49,13 @@
 	ExecInsertIndexTuples(result, slot, estate, false, false, NULL, NIL)
 #endif
 
+/* 18 made base64 read bytes instead of characters. */
+#if PG_VERSION_NUM >= 180000
+#define OUTBOX_BASE64_SOURCE(bytes) ((const uint8 *) (bytes))
+#else
+#define OUTBOX_BASE64_SOURCE(bytes) (bytes)
+#endif
+
 /* 18 renamed the attribute of functions that don't return. */
 #if PG_VERSION_NUM >= 180000
 #define OUTBOX_NORETURN pg_noreturn

@@ -3,7 +3,8 @@
  *	  What an event looks like to receivers: a message made of a row of the log.
  *
  * Plain C, shared by the relay, the replayer and the command outbox-replay: no
- * PostgreSQL, no NATS. Strings are UTF-8 and NUL-terminated.
+ * PostgreSQL, no NATS. Strings are UTF-8 and NUL-terminated; a payload of kind t
+ * is UTF-8 for the structured mode only, else as it was enqueued.
  */
 #ifndef OUTBOX_ENVELOPE_H
 #define OUTBOX_ENVELOPE_H
@@ -45,9 +46,18 @@ typedef struct OutboxRow
 	int			payload_len;
 } OutboxRow;
 
+/* How an event is packed for receivers: outbox.envelope. */
+typedef enum OutboxEnvelopeMode
+{
+	OUTBOX_ENVELOPE_BINARY,		/* CloudEvents: attributes are headers */
+	OUTBOX_ENVELOPE_STRUCTURED,	/* CloudEvents: one JSON object */
+	OUTBOX_ENVELOPE_BARE /* the payload and the user's headers */
+} OutboxEnvelopeMode;
+
 /* What doesn't come from the row. */
 typedef struct OutboxEnvelope
 {
+	OutboxEnvelopeMode mode;
 	const char *stream;			/* Nats-Expected-Stream */
 	const char *source;			/* ce-source */
 	const char *subject_template;
@@ -64,5 +74,11 @@ extern void *outbox_envelope_make(const OutboxEnvelope *envelope, OutboxRow *row
 
 /* The subject of an event, without a prefix; out has OUTBOX_SUBJECT_BUFFER bytes. NULL: too long. */
 extern const char *outbox_envelope_subject(const OutboxEnvelope *envelope, const OutboxRow *row, char *out);
+
+/* The mode of a name, as outbox.envelope has it; false: there is none. */
+extern bool outbox_envelope_mode(const char *name, OutboxEnvelopeMode *mode);
+
+/* The source of a database's events where none is set: a URI reference with its name. size: 9 bytes and three for each of the name's. */
+extern void outbox_envelope_source(const char *database, char *out, size_t size);
 
 #endif							/* OUTBOX_ENVELOPE_H */

@@ -14,7 +14,7 @@
 #include "event.h"
 #include "held.h"
 
-/* outbox.cloudevents_source, or "/outbox/" and the database's name. */
+/* outbox.cloudevents_source, or what stands for the database. */
 static const char *
 event_source(void)
 {
@@ -25,9 +25,10 @@ event_source(void)
 	if (from_database == NULL)
 	{
 		char	   *name = get_database_name(MyDatabaseId);
+		char		source[16 + NAMEDATALEN * 4 * 3];
 
-		from_database = MemoryContextStrdup(TopMemoryContext,
-											outbox_event_utf8(psprintf("/outbox/%s", name == NULL ? "" : name)));
+		outbox_envelope_source(name == NULL ? "" : outbox_event_utf8(name), source, sizeof(source));
+		from_database = MemoryContextStrdup(TopMemoryContext, source);
 	}
 	return from_database;
 }
@@ -37,13 +38,14 @@ void
 outbox_held_envelope(OutboxEnvelope *envelope)
 {
 	*envelope = (OutboxEnvelope) {
+		.mode = (OutboxEnvelopeMode) outbox_envelope,
 		.stream = outbox_stream,
 		.source = event_source(),
 		.subject_template = outbox_subject_template,
 	};
 }
 
-/* What is converted is palloc'd. */
+/* As the envelope wants it. What is converted is palloc'd. */
 void
 outbox_held_row_to_utf8(OutboxRow *row)
 {
@@ -59,6 +61,11 @@ outbox_held_row_to_utf8(OutboxRow *row)
 	}
 	if (row->headers != NULL)
 		row->headers = pstrdup(outbox_event_utf8(row->headers));
+	if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED && row->payload_kind == PAYLOAD_TEXT)
+	{
+		row->payload = outbox_event_utf8(pnstrdup(row->payload, row->payload_len));
+		row->payload_len = strlen(row->payload);
+	}
 }
 
 /* A text of the event's own, behind it in the block. */
@@ -89,8 +96,8 @@ outbox_held_build(OutboxLogRow *log_row)
 		strlen(row->event_type) + 3;
 	char	   *at;
 
-	outbox_held_row_to_utf8(row);
 	outbox_held_envelope(&envelope);
+	outbox_held_row_to_utf8(row);
 	event = outbox_envelope_make(&envelope, row, head, &message, &size, &error);
 	if (event == NULL)
 		ereport(ERROR,

@@ -14,8 +14,10 @@
 #include "utils/guc.h"
 
 #include "archive_file.h"
+#include "attributes.h"
 #include "broker.h"
 #include "encode.h"
+#include "envelope.h"
 #include "feed.h"
 #include "give_way.h"
 #include "launcher.h"
@@ -36,6 +38,7 @@ char	   *outbox_tls_key_file;
 char	   *outbox_stream;
 bool		outbox_stream_create;
 char	   *outbox_subject_template;
+int			outbox_envelope;
 char	   *outbox_cloudevents_source;
 char	   *outbox_traceparent;
 char	   *outbox_tracestate;
@@ -74,6 +77,13 @@ static const struct config_enum_entry poison_policies[] = {
 static const struct config_enum_entry compressions[] = {
 	{"gzip", ARCHIVE_GZIP, false},
 	{"zstd", ARCHIVE_ZSTD, false},
+	{NULL, 0, false},
+};
+
+static const struct config_enum_entry envelopes[] = {
+	{"binary", OUTBOX_ENVELOPE_BINARY, false},
+	{"structured", OUTBOX_ENVELOPE_STRUCTURED, false},
+	{"bare", OUTBOX_ENVELOPE_BARE, false},
 	{NULL, 0, false},
 };
 
@@ -178,6 +188,28 @@ check_archive_url(char **value, void **extra, GucSource source)
 	return false;
 }
 
+static bool
+check_traceparent(char **value, void **extra, GucSource source)
+{
+	const char *complaint = (*value)[0] == '\0' ? NULL : outbox_attribute_check_traceparent(*value);
+
+	if (complaint != NULL)
+		GUC_check_errdetail("The value %s.", complaint);
+	return complaint == NULL;
+}
+
+static bool
+check_tracestate(char **value, void **extra, GucSource source)
+{
+	const char *complaint = (*value)[0] == '\0' ? NULL : outbox_encode_check_header_value(*value);
+
+	if (complaint == NULL)
+		complaint = outbox_attribute_check_tracestate(*value);
+	if (complaint != NULL)
+		GUC_check_errdetail("The value %s.", complaint);
+	return complaint == NULL;
+}
+
 static void
 define_connection_settings(void)
 {
@@ -222,14 +254,17 @@ define_envelope_settings(void)
 							   "Literal tokens and {aggregate_type}, {aggregate_id}, {event_type}, whose values are percent-encoded.",
 							   &outbox_subject_template, "outbox.{aggregate_type}.{aggregate_id}.{event_type}",
 							   PGC_SUSET, 0, check_subject_template, NULL, NULL);
+	DefineCustomEnumVariable("outbox.envelope", "How events are packed: as CloudEvents, or not at all.",
+							 "binary: attributes are headers; structured: one JSON object; bare: payload and own headers only.",
+							 &outbox_envelope, OUTBOX_ENVELOPE_BINARY, envelopes, PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.cloudevents_source", "CloudEvents attribute \"source\" of all events.",
 							   "Empty: \"/outbox/\" and the database's name.",
 							   &outbox_cloudevents_source, "", PGC_SUSET, 0, check_source, NULL, NULL);
 	DefineCustomStringVariable("outbox.traceparent", "W3C trace context of the session's next events.",
 							   "Becomes the header \"traceparent\" of events enqueued without one.",
-							   &outbox_traceparent, "", PGC_USERSET, 0, NULL, NULL, NULL);
+							   &outbox_traceparent, "", PGC_USERSET, 0, check_traceparent, NULL, NULL);
 	DefineCustomStringVariable("outbox.tracestate", "W3C trace state that goes with outbox.traceparent.", NULL,
-							   &outbox_tracestate, "", PGC_USERSET, 0, NULL, NULL, NULL);
+							   &outbox_tracestate, "", PGC_USERSET, 0, check_tracestate, NULL, NULL);
 }
 
 static void

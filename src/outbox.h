@@ -270,6 +270,7 @@ extern char *outbox_tls_key_file;
 extern char *outbox_stream;
 extern bool outbox_stream_create;
 extern char *outbox_subject_template;
+extern int	outbox_envelope;
 extern char *outbox_cloudevents_source;
 extern char *outbox_traceparent;
 extern char *outbox_tracestate;

@@ -63,6 +63,11 @@ my %setting = (
 		valid => [ 'outbox.first.{event_type}', 'outbox.second.{event_type}' ],
 		effect => sub { arrives('outbox.first.e') },
 	},
+	envelope => {
+		context => 'superuser',
+		invalid => [ '', 'cloudevents', 'on' ],
+		valid => [ 'structured', 'binary' ],
+	},
 	cloudevents_source => { context => 'superuser', invalid => [ 'x' x 256 ], valid => [ '/first', '/second' ] },
 	retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '8d', '-1' ] },
 	dead_letter_retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '30d', '0' ] },
@@ -174,7 +179,7 @@ sub relay_has_read_it
 
 	$node->safe_psql($db, "SELECT outbox.enqueue_text('marker', '$n', 'e', 'x', subject => 'outbox.marker.$n')");
 	return undef
-	  unless wait_until(5, sub { my ($marker) = $nats->dump('OUTBOX', "outbox.marker.$n"); return $marker && $marker->{headers}{'ce-source'} eq $source });
+	  unless wait_until(5, sub { my ($marker) = $nats->dump('OUTBOX', "outbox.marker.$n"); return $marker && attribute($marker, 'source') eq $source });
 	return time() - $start;
 }
 

@@ -31,6 +31,7 @@ typedef struct CliOptions
 	OutboxReplayFilter filter;
 	const char *subject_template;	/* NULL: the database's, or the default */
 	const char *source;			/* ce-source; NULL: as well */
+	const char *envelope;		/* NULL: as well */
 	const char *subject_prefix;
 
 	BrokerConfig broker;		/* url NULL: a dry run */

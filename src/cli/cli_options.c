@@ -48,6 +48,7 @@ static const char help[] =
 	"  --behind N                 go on behind this position\n"
 	"  --subject-template T       of events without a subject of their own\n"
 	"  --cloudevents-source TEXT  ce-source\n"
+	"  --envelope MODE            binary, structured or bare\n"
 	"  --ack-timeout SECONDS, --connect-timeout SECONDS\n"
 	"  --quiet                    print errors only\n"
 	"  --help, --version\n"
@@ -58,6 +59,7 @@ static const char help[] =
 enum
 {
 	OPT_FROM_ARCHIVE = 256,
+	OPT_ENVELOPE,
 	OPT_FROM_CLICKHOUSE,
 	OPT_FROM_DATABASE,
 	OPT_DATABASE,
@@ -123,6 +125,7 @@ static const struct option long_options[] = {
 	{"behind", required_argument, NULL, OPT_BEHIND},
 	{"subject-template", required_argument, NULL, OPT_TEMPLATE},
 	{"cloudevents-source", required_argument, NULL, OPT_SOURCE},
+	{"envelope", required_argument, NULL, OPT_ENVELOPE},
 	{"ack-timeout", required_argument, NULL, OPT_ACK_TIMEOUT},
 	{"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
 	{"quiet", no_argument, NULL, OPT_QUIET},
@@ -268,6 +271,8 @@ text_of(int option, CliOptions *options)
 			return &options->subject_template;
 		case OPT_SOURCE:
 			return &options->source;
+		case OPT_ENVELOPE:
+			return &options->envelope;
 		default:
 			return NULL;
 	}
@@ -311,6 +316,7 @@ static bool
 check(const CliOptions *options)
 {
 	const OutboxReplayFilter *filter = &options->filter;
+	OutboxEnvelopeMode mode;
 	const char *complaint;
 
 	if ((options->from_archive != NULL) + (options->from_clickhouse != NULL) + (options->from_database != NULL) != 1)
@@ -329,6 +335,8 @@ check(const CliOptions *options)
 		return complain("--subject-prefix \"%s\" is not the beginning of a subject", options->subject_prefix);
 	if (options->subject_template != NULL && (complaint = outbox_encode_check_template(options->subject_template)) != NULL)
 		return complain("--subject-template %s", complaint);
+	if (options->envelope != NULL && !outbox_envelope_mode(options->envelope, &mode))
+		return complain("--envelope is binary, structured or bare");
 	if (options->broker.url == NULL)
 		return true;
 	if (!outbox_url_check_list(options->broker.url))

@@ -131,8 +131,9 @@ static bool
 make_envelope(CliOptions *options, OutboxEnvelope *envelope)
 {
 	static char subject_template[OUTBOX_MAX_TEMPLATE + 1] = DEFAULT_TEMPLATE;
-	static char source[1100] = "/outbox/";
-	char		source_database[1000];
+	static char	source[3100];
+	OutboxEnvelopeMode mode = OUTBOX_ENVELOPE_BINARY;
+	char		source_database[1000] = "";
 	char		error[OUTBOX_SOURCE_TEXT_SIZE];
 	const char *setting;
 
@@ -149,13 +150,20 @@ make_envelope(CliOptions *options, OutboxEnvelope *envelope)
 		if ((setting = cli_database_setting(database, "outbox.cloudevents_source")) != NULL)
 			snprintf(source, sizeof(source), "%s", setting);
 		else if ((setting = cli_database_setting(database, "database")) != NULL)
-			snprintf(source, sizeof(source), "/outbox/%s", setting);
+			snprintf(source_database, sizeof(source_database), "%s", setting);
+		if ((setting = cli_database_setting(database, "outbox.envelope")) != NULL)
+			(void) outbox_envelope_mode(setting, &mode);
 	}
 	else if (options->database != NULL)
-		snprintf(source, sizeof(source), "/outbox/%s", options->database);
-	else if (options->from_archive != NULL && outbox_replay_archive_database(options->from_archive, source_database, sizeof(source_database)))
-		snprintf(source, sizeof(source), "/outbox/%s", source_database);
+		snprintf(source_database, sizeof(source_database), "%s", options->database);
+	else if (options->from_archive != NULL)
+		(void) outbox_replay_archive_database(options->from_archive, source_database, sizeof(source_database));
+	if (source[0] == '\0')
+		outbox_envelope_source(source_database, source, sizeof(source));
+	if (options->envelope != NULL)
+		(void) outbox_envelope_mode(options->envelope, &mode);
 	*envelope = (OutboxEnvelope) {
+		.mode = mode,
 		.stream = options->broker.stream,
 		.source = options->source != NULL ? options->source : source,
 		.subject_template = options->subject_template != NULL ? options->subject_template : subject_template,

@@ -22,7 +22,7 @@ plain_event(void)
 static void
 check(const ArchiveEvent *event, bool as_line, const char *expected, const char *name)
 {
-	ArchiveBuffer buffer = {0};
+	OutboxBuffer buffer = {0};
 
 	if (as_line)
 		outbox_archive_put_line(&buffer, event);
@@ -62,7 +62,7 @@ main(void)
 {
 	ArchiveEvent event = plain_event();
 	int64_t		version = INT64_MIN;
-	ArchiveBuffer buffer = {0};
+	OutboxBuffer buffer = {0};
 	bool		grows = true;
 
 	check_payload('t', "", 0, "\"\"");
