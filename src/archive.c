@@ -26,6 +26,7 @@
 #include "common/file_perm.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -229,9 +230,22 @@ publish(Job *job, ArchiveWriter *writer)
 	outbox_retire_commit();
 }
 
+/* The file that is being written; what remains of it goes with the process, too. */
+static ArchiveWriter *current_writer = NULL;
+
+static void
+discard_current(int code, Datum arg)
+{
+	ArchiveWriter *writer = current_writer;
+
+	current_writer = NULL;
+	outbox_archive_discard(writer);
+}
+
 static bool
 archive_to_file(Job *job)
 {
+	static bool	registered = false;
 	ArchiveWriter *writer;
 	ArchiveError error;
 	char		prefix[ARCHIVE_NAME_SIZE];
@@ -239,9 +253,13 @@ archive_to_file(Job *job)
 
 	outbox_archive_prefix(job->rows.database, prefix);
 	outbox_archive_sweep(job->destination, prefix);
+	if (!registered)
+		on_proc_exit(discard_current, (Datum) 0);
+	registered = true;
 	writer = outbox_archive_create(job->destination, prefix, outbox_archive_compression, pg_file_create_mode, &error);
 	if (writer == NULL)
 		outbox_archive_raise(NULL, &error);
+	current_writer = writer;
 	PG_TRY();
 	{
 		done = write_rows(job, writer);
@@ -250,7 +268,7 @@ archive_to_file(Job *job)
 	}
 	PG_FINALLY();
 	{
-		outbox_archive_discard(writer);
+		discard_current(0, (Datum) 0);
 	}
 	PG_END_TRY();
 	return done;

@@ -159,6 +159,13 @@ end_purge($session);
 like($node->safe_psql($db, q{SELECT error FROM outbox.archive_troubles}), qr/^could not write to ".*": File too large$/, 'no file may be so large: the range stays');
 is($node->safe_psql($db, q{SELECT count(*) FROM outbox.events}), 10, 'with all of it');
 is_deeply([ left_behind() ], [], 'nothing is left behind');
+arm($node, $db, 'archive-writing');
+$session = begin_purge();
+ok(wait_at_point($node, $db, 'archive-writing'), 'the next one has begun to write');
+$node->safe_psql($db, 'SELECT pg_terminate_backend(' . cleaner() . ')');
+release($node, $db, 'archive-writing');
+end_purge($session);
+is_deeply([ left_behind() ], [], 'one that is told to end leaves nothing behind');
 like(purge_all($node, $db), qr/^removed\|10\|0\|/, 'with room it goes');
 is_whole('no room');
 SKIP:
