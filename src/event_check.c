@@ -25,6 +25,39 @@ outbox_event_utf8(const char *text)
 	return pg_server_to_any(text, strlen(text), PG_UTF8);
 }
 
+/*
+ * A payload of JSON text that stands in body behind room for its length word;
+ * UTF-8 unless it is to stay as it is. Takes body's memory.
+ */
+bytea *
+outbox_event_json_bytes(StringInfo body, bool to_utf8)
+{
+	bytea	   *bytes = (bytea *) body->data;
+
+	if (to_utf8 && GetDatabaseEncoding() != PG_UTF8)
+	{
+		const char *text = body->data + VARHDRSZ;
+		const char *converted = pg_server_to_any(text, body->len - VARHDRSZ, PG_UTF8);
+
+		if (converted != text)
+			return DatumGetByteaP(CStringGetTextDatum(converted));
+	}
+	SET_VARSIZE(bytes, body->len);
+	return bytes;
+}
+
+/* The canonical text of a jsonb value, which is what receivers get; UTF-8, as JSON is by definition. */
+bytea *
+outbox_event_jsonb_bytes(Jsonb *json)
+{
+	StringInfoData body;
+
+	initStringInfo(&body);
+	appendStringInfoSpaces(&body, VARHDRSZ);
+	(void) JsonbToCString(&body, &json->root, VARSIZE(json));
+	return outbox_event_json_bytes(&body, true);
+}
+
 static void
 require(const char *value, const char *name)
 {

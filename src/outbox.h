@@ -258,6 +258,7 @@ extern char *outbox_subject_template;
 extern char *outbox_cloudevents_source;
 extern char *outbox_traceparent;
 extern char *outbox_tracestate;
+extern bool outbox_guard;
 extern int	outbox_max_in_flight;
 extern int	outbox_ack_timeout;
 extern int	outbox_connect_timeout;

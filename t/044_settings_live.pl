@@ -66,6 +66,7 @@ my %setting = (
 	cloudevents_source => { context => 'superuser', invalid => [ 'x' x 256 ], valid => [ '/first', '/second' ] },
 	retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '8d', '-1' ] },
 	dead_letter_retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '30d', '0' ] },
+	guard => { context => 'superuser', live => 0, invalid => [ 'maybe', '2', '' ], valid => [ 'off', 'on' ] },
 	traceparent => { context => 'user', live => 0 },
 	tracestate => { context => 'user', live => 0 },
 	max_payload => {
