@@ -132,6 +132,8 @@ BEGIN
         RAISE EXCEPTION 'permission denied for function outbox.%', kind USING ERRCODE = 'insufficient_privilege';
     END IF;
 
+    -- of tables that were dropped
+    EXECUTE format('DELETE FROM outbox.%I s WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.target)', kind || '_settings');
     EXECUTE format('SELECT s.id FROM outbox.%I s WHERE s.target = $1 AND s.name = $2', kind || '_settings')
         INTO rule_id USING target, name;
     IF rule_id IS NOT NULL THEN
@@ -235,7 +237,7 @@ BEGIN
         RAISE EXCEPTION 'projection % returns %', function::regprocedure, format_type(f.prorettype, NULL) USING ERRCODE = 'datatype_mismatch',
             HINT = 'It returns jsonb, SETOF jsonb, or TABLE (event_type text, payload jsonb, ...).';
     END IF;
-    RETURN format('%I.%I', f.pronamespace::regnamespace::name, f.proname);
+    RETURN format('%I.%I', (SELECT n.nspname FROM pg_namespace n WHERE n.oid = f.pronamespace), f.proname);
 END $$;
 COMMENT ON FUNCTION outbox.capture_projection(regclass, oid) IS 'part of outbox.capture(): checks a projection and returns its qualified name';
 

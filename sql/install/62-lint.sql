@@ -63,7 +63,10 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     SELECT s.target::text, 'projection ' || s.projection || ' of capture "' || s.name || '" is missing',
            'Events have the payload null, and the header "outbox-drift".', 'Create it, or call outbox.capture() again.', 'error'
     FROM outbox.capture_settings s JOIN pg_class c ON c.oid = s.target
-    WHERE s.projection IS NOT NULL AND to_regprocedure(s.projection || format('(text, %1$s, %1$s)', s.target)) IS NULL
+    WHERE s.projection IS NOT NULL
+      AND NOT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                      WHERE format('%I.%I', n.nspname, p.proname) = s.projection
+                        AND p.proargtypes::oid[] = ARRAY['text'::regtype::oid, c.reltype, c.reltype])
     UNION ALL
     SELECT s.target::text, 'exempt role "' || e.role || '" does not exist', 'The exemption is for nobody.',
            'Call outbox.guard() again.', 'info'
@@ -98,13 +101,14 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     FROM tables t JOIN pg_trigger g ON g.tgrelid = t.relid AND NOT g.tgisinternal AND g.tgenabled = 'D' AND NOT starts_with(g.tgname, 'outbox_')
     UNION ALL
     -- of a partition only: of the table itself outbox.captures tells
-    SELECT t.relid::text, 'trigger "' || g.tgname || '" is disabled', 'Changes of this partition make no events.',
-           'ALTER TABLE ' || t.relid || ' ENABLE TRIGGER ' || quote_ident(g.tgname) || '.', 'error'
-    FROM tables t JOIN pg_trigger g ON g.tgrelid = t.relid AND g.tgenabled = 'D' AND starts_with(g.tgname, 'outbox_') AND t.relid <> t.target
+    SELECT t.relid::text, 'triggers of ' || t.target || ' are disabled in this partition', 'Its changes make no events.',
+           'ALTER TABLE ' || t.relid || ' ENABLE TRIGGER ..., for each trigger outbox_*.', 'error'
+    FROM tables t WHERE t.relid <> t.target
+      AND EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.relid AND g.tgenabled = 'D' AND starts_with(g.tgname, 'outbox_'))
     UNION ALL
     SELECT c.oid::regclass::text, 'has triggers or row-level security', 'Events are written directly, so enqueueing is refused.',
            'Remove them.', 'error'
-    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relhastriggers OR c.relrowsecurity)
+    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid))
     UNION ALL
     SELECT 'event trigger outbox_follow_ddl', 'is disabled', 'Captures don''t follow renamed columns, and TRUNCATE of new partitions goes unnoticed.',
            'ALTER EVENT TRIGGER outbox_follow_ddl ENABLE ALWAYS.', 'error'
