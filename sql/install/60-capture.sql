@@ -67,6 +67,12 @@ RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox
 COMMENT ON FUNCTION outbox.rule_save(text, regclass, text, jsonb) IS
 'part of outbox.capture() and outbox.guard(): saves settings for the owner of the table, or removes them if they are NULL; returns the id';
 
+-- Names of a rule's triggers begin so: those of one table fire in the order in which the rules were made.
+CREATE FUNCTION outbox.rule_trigger_prefix(kind text, rule_id bigint)
+RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+AS $$SELECT 'outbox_' || $1 || '_' || CASE WHEN $2 < 1000000 THEN lpad($2::text, 6, '0') ELSE $2::text END || '_'$$;
+COMMENT ON FUNCTION outbox.rule_trigger_prefix(text, bigint) IS 'how the names of a capture''s or a guard''s triggers begin';
+
 -- Every descendant of a partitioned table, itself included.
 CREATE FUNCTION outbox.rule_tables(target regclass)
 RETURNS SETOF regclass LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
@@ -81,7 +87,7 @@ DECLARE
     made   bigint := 0;
 BEGIN
     FOR wanted IN
-        SELECT t.relid, r.kind, r.id, r.timing, r.replicated, 'outbox_' || r.kind || '_' || r.id || '_truncate' AS tgname
+        SELECT t.relid, r.kind, r.id, r.timing, r.replicated, outbox.rule_trigger_prefix(r.kind, r.id) || 'truncate' AS tgname
         FROM (SELECT 'capture' AS kind, s.id, s.target, s.replicated,
                      CASE WHEN s.truncate_event IS NULL THEN 'BEFORE' ELSE 'AFTER' END AS timing
               FROM outbox.capture_settings s
@@ -108,7 +114,7 @@ DECLARE
 BEGIN
     FOR t IN SELECT g.tgname, g.tgrelid::regclass AS relid FROM pg_trigger g
              WHERE g.tgrelid IN (SELECT outbox.rule_tables(target)) AND g.tgparentid = 0
-               AND starts_with(g.tgname, 'outbox_' || kind || '_' || rule_id || '_')
+               AND starts_with(g.tgname, outbox.rule_trigger_prefix(kind, rule_id))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', t.tgname, t.relid);
     END LOOP;
@@ -339,12 +345,12 @@ BEGIN
                     ELSE settings OPERATOR(pg_catalog.->>) pg_catalog.concat(o.name, '_event') IS NOT NULL END
     LOOP
         EXECUTE pg_catalog.format('CREATE TRIGGER %I AFTER %s ON %s FOR EACH ROW %s EXECUTE FUNCTION outbox.%I(%L)',
-            pg_catalog.concat('outbox_capture_', rule_id, '_', op.name), op.events, target,
+            pg_catalog.concat(outbox.rule_trigger_prefix('capture', rule_id), op.name), op.events, target,
             CASE WHEN op.condition IS NOT NULL THEN pg_catalog.concat('WHEN (', op.condition, ')') END,
             CASE op.name WHEN 'cross' THEN 'capture_cross' ELSE 'capture_row' END, rule_id);
         IF replicated THEN
             EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', target,
-                                      pg_catalog.concat('outbox_capture_', rule_id, '_', op.name));
+                                      pg_catalog.concat(outbox.rule_trigger_prefix('capture', rule_id), op.name));
         END IF;
     END LOOP;
 END $$;
@@ -371,7 +377,7 @@ AS $$
                 WHEN bool_or(t.tgenabled = 'R') THEN 'replica only'
                 ELSE 'enabled' END
     FROM pg_trigger t
-    WHERE t.tgrelid = $3 AND starts_with(t.tgname, 'outbox_' || $1 || '_' || $2 || '_')
+    WHERE t.tgrelid = $3 AND starts_with(t.tgname, outbox.rule_trigger_prefix($1, $2))
 $$;
 COMMENT ON FUNCTION outbox.rule_state(text, bigint, regclass, integer) IS
 'state of the triggers of a capture or a guard: enabled, enabled always (also for replicated rows), replica only, disabled, triggers missing';
@@ -381,7 +387,7 @@ SELECT s.target AS captured, s.name, s.aggregate_type, s.key_columns AS aggregat
        s.insert_event, s.update_event, s.delete_event, s.truncate_event,
        (SELECT pg_catalog.substring(pg_catalog.pg_get_triggerdef(t.oid), ' WHEN \((.*)\) EXECUTE FUNCTION ')
         FROM pg_catalog.pg_trigger t
-        WHERE t.tgrelid = s.target AND t.tgqual IS NOT NULL AND pg_catalog.starts_with(t.tgname, 'outbox_capture_' || s.id || '_') LIMIT 1) AS condition,
+        WHERE t.tgrelid = s.target AND t.tgqual IS NOT NULL AND pg_catalog.starts_with(t.tgname, outbox.rule_trigger_prefix('capture', s.id)) LIMIT 1) AS condition,
        s.changed_columns AS changed, s.columns, s.except_columns, s.projection, s.old_values, s.unchanged_updates,
        s.subject_column, pg_catalog.jsonb_object(s.header_names, s.header_columns) AS header_columns, s.version_column, s.dataschema,
        CASE WHEN s.split_key_changes THEN 'split' ELSE 'update' END AS on_key_change,

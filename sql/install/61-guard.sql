@@ -22,7 +22,7 @@ BEGIN
     rule_id := outbox.rule_save('guard', target, 'main', jsonb_build_object(
         'aggregate_type', type, 'key_columns', key, 'any_event', event = 'any', 'warns', on_missing = 'warning', 'exempt_roles', exempt_roles));
     EXECUTE format('CREATE TRIGGER %I AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION outbox.guard_row(%L)',
-                   'outbox_guard_' || rule_id || '_row', target, rule_id);
+                   outbox.rule_trigger_prefix('guard', rule_id) || 'row', target, rule_id);
 END $$;
 COMMENT ON FUNCTION outbox.guard IS
 'refuses (SQLSTATE 23000), or warns of, transactions that change the table without enqueuing an event; a second call replaces the first. For the owner of the table. Arguments: docs/capture.md';

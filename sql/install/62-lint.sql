@@ -29,7 +29,7 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     attributes AS (SELECT a.attrelid, a.attname::text AS name, a.attnum, a.attnotnull FROM pg_attribute a WHERE a.attnum > 0 AND NOT a.attisdropped)
     SELECT r.target::text, 'triggers of ' || r.kind || ' "' || r.name || '": ' || r.state,
            CASE WHEN r.kind = 'capture' THEN 'Changes make no events.' ELSE 'Changes without an event are not noticed.' END,
-           CASE r.state WHEN 'disabled' THEN 'ALTER TABLE ' || r.target || ' ENABLE TRIGGER ..., for each trigger outbox_' || r.kind || '_' || r.id || '_*.'
+           CASE r.state WHEN 'disabled' THEN 'ALTER TABLE ' || r.target || ' ENABLE TRIGGER ..., for each trigger ' || outbox.rule_trigger_prefix(r.kind, r.id) || '*.'
                 ELSE 'Call outbox.' || r.kind || '() again.' END, 'error'
     FROM rules r WHERE r.state NOT IN ('enabled', 'enabled always')
     UNION ALL

@@ -10,4 +10,4 @@ GRANT EXECUTE ON FUNCTION outbox.in_flight_positions(), outbox.settled_at(bigint
 GRANT EXECUTE ON FUNCTION outbox.rule_save(text, regclass, text, jsonb), outbox.rule_check(regclass, text, text[], text[]),
     outbox.rule_primary_key(regclass), outbox.capture_projection(regclass, oid), outbox.capture_check(jsonb, text, text, text, jsonb),
     outbox.capture_has_truncate_event(regclass, text), outbox.capture_row(), outbox.capture_cross(), outbox.guard_row(),
-    outbox.rule_state(text, bigint, regclass, integer) TO PUBLIC;
+    outbox.rule_trigger_prefix(text, bigint), outbox.rule_state(text, bigint, regclass, integer) TO PUBLIC;
