@@ -204,7 +204,7 @@ outbox_capture_truncate(PG_FUNCTION_ARGS)
 							  .event_type = capture->event_types[OUTBOX_OP_TRUNCATE],
 							  .dataschema = capture->dataschema,
 							  .payload_kind = PAYLOAD_JSONB,
-							  .payload = DatumGetByteaP(CStringGetTextDatum(capture->table_json))};
+							  .payload = outbox_capture_json(capture->table_json)};
 	outbox_event_check(&event);
 	outbox_append_events(&event, 1, OUTBOX_CONFLICT_ERROR);
 	last_id = rule->id;

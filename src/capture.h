@@ -79,6 +79,7 @@ extern const OutboxRule *outbox_capture_rule(const TriggerData *trigger);
 extern void outbox_capture_event(const OutboxRule *rule, OutboxOperation operation,
 								 const OutboxRowData *old, const OutboxRowData *new, OutboxCaptured *out);
 extern OutboxNewEvent *outbox_capture_add(OutboxCaptured *out);
+extern bytea *outbox_capture_json(const char *json);
 
 /* capture_project.c */
 extern void outbox_capture_project(const OutboxRule *rule, OutboxOperation operation, const OutboxRowData *old,

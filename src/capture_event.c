@@ -77,8 +77,24 @@ make_payload(const OutboxCapture *capture, const OutboxRowData *old, const Outbo
 	else
 		append_row(&body, capture, new != NULL ? new : old, &odd);
 
-	event->payload_kind = odd ? PAYLOAD_TEXT : PAYLOAD_JSONB;
-	event->payload = outbox_event_json_bytes(&body, !odd);
+	event->payload = outbox_event_json_bytes(&body);
+	if (!odd)
+		return;
+	/* Text is in the database's encoding, and JSON is UTF-8. */
+	event->payload_kind = GetDatabaseEncoding() == PG_UTF8 ? PAYLOAD_TEXT : PAYLOAD_BYTES;
+	event->content_type = "application/json";
+}
+
+/* A payload from JSON in the database's encoding. */
+bytea *
+outbox_capture_json(const char *json)
+{
+	StringInfoData body;
+
+	initStringInfo(&body);
+	appendStringInfoSpaces(&body, VARHDRSZ);
+	appendStringInfoString(&body, json);
+	return outbox_event_json_bytes(&body);
 }
 
 static void
@@ -174,7 +190,7 @@ outbox_capture_event(const OutboxRule *rule, OutboxOperation operation,
 	{
 		/* Without its projection, a row's content is nobody's business. */
 		if (capture->projection != NULL)
-			event.payload = DatumGetByteaP(CStringGetTextDatum("null"));
+			event.payload = outbox_capture_json("null");
 		*outbox_capture_add(out) = event;
 	}
 }

@@ -63,7 +63,7 @@ outbox_unix_us(TimestampTz t)
 /* event_check.c */
 extern void outbox_event_check(OutboxNewEvent *event);
 extern const char *outbox_event_utf8(const char *text);
-extern bytea *outbox_event_json_bytes(StringInfo body, bool to_utf8);
+extern bytea *outbox_event_json_bytes(StringInfo body);
 extern bytea *outbox_event_jsonb_bytes(Jsonb *json);
 
 /* What of an event is locked, before it is made: its aggregate, and an event_id that the caller gave. */

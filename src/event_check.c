@@ -25,16 +25,13 @@ outbox_event_utf8(const char *text)
 	return pg_server_to_any(text, strlen(text), PG_UTF8);
 }
 
-/*
- * A payload of JSON text that stands in body behind room for its length word;
- * UTF-8 unless it is to stay as it is. Takes body's memory.
- */
+/* The JSON text in body, behind room for a length word, as a payload in UTF-8. Takes body's memory. */
 bytea *
-outbox_event_json_bytes(StringInfo body, bool to_utf8)
+outbox_event_json_bytes(StringInfo body)
 {
 	bytea	   *bytes = (bytea *) body->data;
 
-	if (to_utf8 && GetDatabaseEncoding() != PG_UTF8)
+	if (GetDatabaseEncoding() != PG_UTF8)
 	{
 		const char *text = body->data + VARHDRSZ;
 		const char *converted = pg_server_to_any(text, body->len - VARHDRSZ, PG_UTF8);
@@ -55,7 +52,7 @@ outbox_event_jsonb_bytes(Jsonb *json)
 	initStringInfo(&body);
 	appendStringInfoSpaces(&body, VARHDRSZ);
 	(void) JsonbToCString(&body, &json->root, VARSIZE(json));
-	return outbox_event_json_bytes(&body, true);
+	return outbox_event_json_bytes(&body);
 }
 
 static void
