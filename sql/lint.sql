@@ -10,7 +10,7 @@ CREATE ROLE regress_lint_writer;
 CREATE ROLE regress_lint_gone;
 CREATE FUNCTION pg_temp.findings() RETURNS TABLE (object text, problem text, severity text) LANGUAGE sql AS
 $$SELECT regexp_replace(l.object, '^capture_test\.', ''), regexp_replace(l.problem, 'outbox_(capture|guard)_\d+', 'outbox_\1_N'), l.severity FROM outbox.lint() l
-  WHERE l.object ~ 'capture_test|follow_ddl|^outbox' ORDER BY 1, 2$$;
+  WHERE l.object ~ 'capture_test|follow_ddl|^outbox|^publication' ORDER BY l.object COLLATE "C", l.problem COLLATE "C"$$;
 \set ECHO all
 
 -- nothing to find
@@ -58,7 +58,11 @@ ALTER TABLE good DISABLE TRIGGER other;
 CREATE RULE aside AS ON DELETE TO good DO INSTEAD NOTHING;
 ALTER EVENT TRIGGER outbox_follow_ddl DISABLE;
 CREATE TRIGGER wrong BEFORE INSERT ON outbox.log_7 FOR EACH ROW EXECUTE FUNCTION drops();
+SET client_min_messages = error;  -- wal_level is not logical
+CREATE PUBLICATION outbox_all FOR ALL TABLES;
+RESET client_min_messages;
 SELECT * FROM pg_temp.findings();
+DROP PUBLICATION outbox_all;
 ALTER EVENT TRIGGER outbox_follow_ddl ENABLE ALWAYS;
 DROP TRIGGER wrong ON outbox.log_7;
 SELECT outbox.uncapture('good');

@@ -26,8 +26,6 @@
 #include "access/xact.h"
 #include "executor/executor.h"
 #include "nodes/makefuncs.h"
-#include "optimizer/optimizer.h"
-#include "rewrite/prs2lock.h"
 #include "rewrite/rewriteManip.h"
 #include "utils/fmgrprotos.h"
 #include "utils/memutils.h"

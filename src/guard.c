@@ -22,6 +22,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
+#include "capture.h"
 #include "event.h"
 #include "outbox.h"
 #include "rule.h"
@@ -121,8 +122,12 @@ complain(const Change *change, int more)
 	ereport(change->warns ? WARNING : ERROR,
 			(errcode(ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION),
 			 change->any ? errmsg("transaction changed table \"%s\" without enqueuing an event", table) : errmsg("transaction changed table \"%s\" without enqueuing an event for \"%s\"", table, change->aggregate_id),
-			 change->any ? errdetail("The table is guarded: a change, here of \"%s\", needs an event.", change->aggregate_id) : more == 0 ? errdetail("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\".", change->aggregate_id, change->aggregate_type) :
-																																			errdetail("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So do changes of %d other aggregates.", change->aggregate_id, change->aggregate_type, more),
+			 change->any ? errdetail("The table is guarded: a change, here of \"%s\", needs an event.", change->aggregate_id)
+			 : more == 0 ? errdetail("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\".",
+									 change->aggregate_id, change->aggregate_type)
+			 : errdetail_plural("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So does %d other aggregate.",
+								"The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So do %d other aggregates.",
+								more, change->aggregate_id, change->aggregate_type, more),
 			 errhint("Call outbox.enqueue() in the same transaction, or let outbox.capture() make the events.")));
 }
 
@@ -188,6 +193,8 @@ xact_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
+			/* These may still make events; their own callback may come later. */
+			outbox_capture_flush_moves();
 			if (change_count > 0)
 				check();
 			break;

@@ -165,5 +165,16 @@ $count = $node->safe_psql('copy_plain', 'SELECT count(*) FROM outbox.events');
 $node->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', "$PostgreSQL::Test::Utils::tmp_check/data.sql", 'copy_plain' ], 'restored the data');
 is($node->safe_psql('copy_plain', 'SELECT count(*) FROM outbox.events'), $count, 'no events');
 
+# ---- the examples of the documentation work
+
+my $text = slurp_file("$FindBin::RealBin/../docs/capture.md");
+my @examples = $text =~ /^```sql\n(.*?)^```/msg;
+cmp_ok(scalar(@examples), '>=', 5, 'examples found');
+$node->safe_psql($db, 'CREATE DATABASE documented');
+$node->safe_psql('documented', 'CREATE EXTENSION outbox');
+my (undef, undef, $errors) = $node->psql('documented', join("\n", @examples), on_error_stop => 0);
+is(join(' ', $errors =~ /ERROR:\s+(.*)/g), 'transaction changed table "invoices" without enqueuing an event for "7"', 'they work, and fail where they say so');
+is($node->safe_psql('documented', q{SELECT event_type, payload::jsonb FROM outbox.events}), 'order.created|{"id": 42, "total": 99.50, "status": "new", "tenant": "acme"}', 'the first of them');
+
 check_no_crash($node);
 done_testing();

@@ -110,6 +110,11 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
            'Remove them.', 'error'
     FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid))
     UNION ALL
+    SELECT 'publication ' || quote_ident(p.pubname), 'replicates tables of schema outbox',
+           'The positions of one server mean nothing on another, whose relay may publish the events again.',
+           'List the tables to be published, instead of FOR ALL TABLES.', 'warning'
+    FROM (SELECT DISTINCT t.pubname FROM pg_publication_tables t WHERE t.schemaname = 'outbox') p
+    UNION ALL
     SELECT 'event trigger outbox_follow_ddl', 'is disabled', 'Captures don''t follow renamed columns, and TRUNCATE of new partitions goes unnoticed.',
            'ALTER EVENT TRIGGER outbox_follow_ddl ENABLE ALWAYS.', 'error'
     FROM pg_event_trigger e WHERE e.evtname = 'outbox_follow_ddl' AND e.evtenabled <> 'A'
