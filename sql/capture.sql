@@ -108,8 +108,9 @@ SELECT * FROM pg_temp.news();
 -- arguments that make no sense
 CREATE TABLE nokey (a int, b text);
 CREATE VIEW v AS SELECT 1 AS a;
+CREATE TEMP TABLE brief (id int PRIMARY KEY);
 SELECT pg_temp.attempt(format('SELECT outbox.capture(%s)', a)) FROM unnest(ARRAY[
-    $$NULL$$, $$'nokey'$$, $$'v', aggregate_id => '{a}'$$, $$'outbox.log'$$, $$'nokey', aggregate_id => '{}'$$, $$'nokey', aggregate_id => '{a,c}'$$,
+    $$NULL$$, $$'nokey'$$, $$'v', aggregate_id => '{a}'$$, $$'outbox.log'$$, $$'brief'$$, $$'nokey', aggregate_id => '{}'$$, $$'nokey', aggregate_id => '{a,c}'$$,
     $$'nokey', aggregate_id => '{a}', columns => '{c}'$$, $$'nokey', aggregate_id => '{a}', changed => '{c}'$$,
     $$'nokey', aggregate_id => '{a}', aggregate_type => ''$$, $$'nokey', aggregate_id => '{a}', insert_event => ''$$,
     $$'nokey', aggregate_id => '{a}', header_columns => '{"x": "c"}'$$, $$'nokey', aggregate_id => '{a}', header_columns => '{"ce-x": "a"}'$$,

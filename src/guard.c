@@ -122,12 +122,8 @@ complain(const Change *change, int more)
 	ereport(change->warns ? WARNING : ERROR,
 			(errcode(ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION),
 			 change->any ? errmsg("transaction changed table \"%s\" without enqueuing an event", table) : errmsg("transaction changed table \"%s\" without enqueuing an event for \"%s\"", table, change->aggregate_id),
-			 change->any ? errdetail("The table is guarded: a change, here of \"%s\", needs an event.", change->aggregate_id)
-			 : more == 0 ? errdetail("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\".",
-									 change->aggregate_id, change->aggregate_type)
-			 : errdetail_plural("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So does %d other aggregate.",
-								"The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So do %d other aggregates.",
-								more, change->aggregate_id, change->aggregate_type, more),
+			 change->any ? errdetail("The table is guarded: a change, here of \"%s\", needs an event.", change->aggregate_id) : more == 0 ? errdetail("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\".", change->aggregate_id, change->aggregate_type) :
+																																			errdetail_plural("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So does %d other aggregate.", "The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So do %d other aggregates.", more, change->aggregate_id, change->aggregate_type, more),
 			 errhint("Call outbox.enqueue() in the same transaction, or let outbox.capture() make the events.")));
 }
 

@@ -115,6 +115,9 @@ CREATE TABLE parts_b (n int, junk int, id int NOT NULL, region text NOT NULL);
 ALTER TABLE parts_b DROP junk;
 ALTER TABLE parts ATTACH PARTITION parts_b FOR VALUES IN ('b');
 SELECT outbox.capture('parts', aggregate_id => '{id}', replicated => true, on_truncate => 'event');
+CREATE TABLE dropped (id int PRIMARY KEY);
+SELECT outbox.capture('dropped'), outbox.guard('dropped');
+DROP TABLE dropped;
 INSERT INTO shop."Order Lines" VALUES (1, 1, 5), (1, 2, 0);
 INSERT INTO parts VALUES (1, 'a', 1), (2, 'b', 2);
 SQL
@@ -133,6 +136,7 @@ foreach my $format ('plain', 'custom')
 	$node->command_ok($format eq 'plain' ? [ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $file, "copy_$format" ]
 		: [ 'pg_restore', '--exit-on-error', '-j', 2, '--dbname', "copy_$format", $file ], "$format: restored");
 	is($node->safe_psql("copy_$format", $state), $before, "$format: the same captures");
+	is($node->safe_psql("copy_$format", 'SELECT count(*) FROM outbox.capture_settings'), 3, "$format: not that of a dropped table");
 	is($node->safe_psql("copy_$format", $triggers), $triggers_before, "$format: the same triggers");
 	is($node->safe_psql("copy_$format", 'SELECT count(*) FROM outbox.events'), $count, "$format: the restore made no events");
 	is($node->safe_psql("copy_$format", <<'SQL'), <<'EVENTS' =~ s/\n\z//r, "$format: the restored triggers capture");

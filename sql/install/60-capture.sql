@@ -30,7 +30,7 @@ CREATE TABLE outbox.capture_settings (
 );
 COMMENT ON TABLE outbox.capture_settings IS 'what outbox.capture() was told, a row for each capture; read it through outbox.captures';
 COMMENT ON SEQUENCE outbox.capture_settings_id_seq IS 'ids of captures, by which their triggers name them';
-SELECT pg_catalog.pg_extension_config_dump('outbox.capture_settings', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.capture_settings', 'WHERE target IN (SELECT oid FROM pg_catalog.pg_class)');
 SELECT pg_catalog.pg_extension_config_dump('outbox.capture_settings_id_seq', '');
 
 -- What outbox.guard() was told, likewise.
@@ -47,7 +47,7 @@ CREATE TABLE outbox.guard_settings (
 );
 COMMENT ON TABLE outbox.guard_settings IS 'what outbox.guard() was told, a row for each guarded table; read it through outbox.guards';
 COMMENT ON SEQUENCE outbox.guard_settings_id_seq IS 'ids of guards, by which their triggers name them';
-SELECT pg_catalog.pg_extension_config_dump('outbox.guard_settings', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.guard_settings', 'WHERE target IN (SELECT oid FROM pg_catalog.pg_class)');
 SELECT pg_catalog.pg_extension_config_dump('outbox.guard_settings_id_seq', '');
 
 CREATE FUNCTION outbox.capture_row() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_capture_row';
@@ -212,6 +212,10 @@ BEGIN
                    AND c.relnamespace <> 'pg_catalog'::regnamespace) THEN
         RAISE EXCEPTION '% is not a table of yours', target
             USING ERRCODE = 'wrong_object_type', HINT = 'Give a table or a partitioned table.';
+    END IF;
+    IF (SELECT c.relpersistence = 't' FROM pg_class c WHERE c.oid = target) THEN
+        RAISE EXCEPTION '% is a temporary table', target USING ERRCODE = 'feature_not_supported',
+            HINT = 'What is to be published should be kept: give a permanent table.';
     END IF;
     IF aggregate_type = '' OR octet_length(aggregate_type) > 255 THEN
         RAISE EXCEPTION 'aggregate_type must have 1 to 255 bytes' USING ERRCODE = 'invalid_parameter_value';
