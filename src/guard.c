@@ -16,6 +16,7 @@
 #include "access/xact.h"
 #include "catalog/pg_authid.h"
 #include "commands/trigger.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/lsyscache.h"
@@ -111,19 +112,37 @@ has_event(const Change *change, const uint64 *hashes)
 		bsearch(&change->other_hash, hashes, event_count, sizeof(uint64), compare_hashes) != NULL;
 }
 
-/* more: further aggregates of the kind. */
+/* What a change needs, in words; more: further aggregates that lack it. */
+static const char *
+wanted(const Change *change, int more)
+{
+	StringInfoData out;
+
+	initStringInfo(&out);
+	if (change->any)
+		appendStringInfo(&out, "The table is guarded: a change, here of \"%s\", needs an event.", change->aggregate_id);
+	else
+		appendStringInfo(&out, "The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\".",
+						 change->aggregate_id, change->aggregate_type);
+	if (!change->any && more == 1)
+		appendStringInfoString(&out, " So does 1 other aggregate.");
+	else if (!change->any && more > 1)
+		appendStringInfo(&out, " So do %d other aggregates.", more);
+	return out.data;
+}
+
 static void
 complain(const Change *change, int more)
 {
 	const char *table = get_rel_name(change->root);
+	const char *lacks = change->any ? "" : psprintf(" for \"%s\"", change->aggregate_id);
 
 	if (table == NULL)
 		return; /* dropped in the same transaction */
 	ereport(change->warns ? WARNING : ERROR,
 			(errcode(ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION),
-			 change->any ? errmsg("transaction changed table \"%s\" without enqueuing an event", table) : errmsg("transaction changed table \"%s\" without enqueuing an event for \"%s\"", table, change->aggregate_id),
-			 change->any ? errdetail("The table is guarded: a change, here of \"%s\", needs an event.", change->aggregate_id) : more == 0 ? errdetail("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\".", change->aggregate_id, change->aggregate_type) :
-																																			errdetail_plural("The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So does %d other aggregate.", "The table is guarded: a change needs an event of aggregate \"%s\" of type \"%s\". So do %d other aggregates.", more, change->aggregate_id, change->aggregate_type, more),
+			 errmsg("transaction changed table \"%s\" without enqueuing an event%s", table, lacks),
+			 errdetail_internal("%s", wanted(change, more)),
 			 errhint("Call outbox.enqueue() in the same transaction, or let outbox.capture() make the events.")));
 }
 
