@@ -30,7 +30,7 @@ SELECT count(outbox.enqueue('invoice', i::text, 'created', '{}')) FROM generate_
 BEGIN; INSERT INTO invoice SELECT i, 1 FROM generate_series(100, 199) i;
 SELECT count(outbox.enqueue('invoice', i::text, 'created', '{}')) FROM generate_series(199, 100, -1) i; COMMIT;
 SELECT count(*) FROM invoice;
-UPDATE invoice SET total = 5;
+INSERT INTO invoice SELECT i, 1 FROM generate_series(2000, 2100) i;
 -- another key: an event of the old or of the new one
 BEGIN; UPDATE invoice SET id = 1000 WHERE id = 100; SELECT outbox.enqueue('invoice', '100', 'moved', '{}') IS NOT NULL; COMMIT;
 BEGIN; UPDATE invoice SET id = 100 WHERE id = 1000; SELECT outbox.enqueue('invoice', '100', 'moved', '{}') IS NOT NULL; COMMIT;
