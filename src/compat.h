@@ -49,11 +49,11 @@
 	ExecInsertIndexTuples(result, slot, estate, false, false, NULL, NIL)
 #endif
 
-/* 18 made base64 read bytes instead of characters. */
-#if PG_VERSION_NUM >= 180000
-#define OUTBOX_BASE64_SOURCE(bytes) ((const uint8 *) (bytes))
+/* 16 added an argument for errors that are not raised. */
+#if PG_VERSION_NUM >= 160000
+#define outbox_qualified_names(text) stringToQualifiedNameList(text, NULL)
 #else
-#define OUTBOX_BASE64_SOURCE(bytes) (bytes)
+#define outbox_qualified_names(text) stringToQualifiedNameList(text)
 #endif
 
 /* 18 renamed the attribute of functions that don't return. */

@@ -14,6 +14,7 @@
 #include "attributes.h"
 #include "encode.h"
 #include "event.h"
+#include "jsonb_text.h"
 
 #define MAX_HEADERS 100
 #define MAX_CONTENT_TYPE 255
@@ -24,6 +25,36 @@ const char *
 outbox_event_utf8(const char *text)
 {
 	return pg_server_to_any(text, strlen(text), PG_UTF8);
+}
+
+/* The JSON text in body, behind room for a length word, as a payload in UTF-8. Takes body's memory. */
+bytea *
+outbox_event_json_bytes(StringInfo body)
+{
+	bytea	   *bytes = (bytea *) body->data;
+
+	if (GetDatabaseEncoding() != PG_UTF8)
+	{
+		const char *text = body->data + VARHDRSZ;
+		const char *converted = pg_server_to_any(text, body->len - VARHDRSZ, PG_UTF8);
+
+		if (converted != text)
+			return DatumGetByteaP(CStringGetTextDatum(converted));
+	}
+	SET_VARSIZE(bytes, body->len);
+	return bytes;
+}
+
+/* The canonical text of a jsonb value, which is what receivers get; UTF-8, as JSON is by definition. */
+bytea *
+outbox_event_jsonb_bytes(Jsonb *json)
+{
+	StringInfoData body;
+
+	initStringInfo(&body);
+	appendStringInfoSpaces(&body, VARHDRSZ);
+	outbox_jsonb_text(&body, json);
+	return outbox_event_json_bytes(&body);
 }
 
 static void

@@ -42,6 +42,7 @@ int			outbox_envelope;
 char	   *outbox_cloudevents_source;
 char	   *outbox_traceparent;
 char	   *outbox_tracestate;
+bool		outbox_guard;
 int			outbox_max_in_flight;
 int			outbox_ack_timeout;
 int			outbox_connect_timeout;
@@ -273,6 +274,9 @@ define_enqueue_settings(void)
 	DefineCustomIntVariable("outbox.max_pending", "Events pending in the database, above which enqueueing fails.",
 							"0: no limit. What relays haven't read yet is counted by position, which is an upper bound.",
 							&outbox_max_pending, 0, 0, INT_MAX, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.guard", "Heeds outbox.guard(): changes of guarded tables need an event.",
+							 "off: what the session changes meanwhile needs none.",
+							 &outbox_guard, true, PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_payload", "Largest event that may be enqueued, payload and headers together.", NULL,
 							&outbox_max_payload, 1000000, 1024, 64 * 1024 * 1024, PGC_SUSET, GUC_UNIT_BYTE,
 							NULL, NULL, NULL);

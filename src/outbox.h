@@ -274,6 +274,7 @@ extern int	outbox_envelope;
 extern char *outbox_cloudevents_source;
 extern char *outbox_traceparent;
 extern char *outbox_tracestate;
+extern bool outbox_guard;
 extern int	outbox_max_in_flight;
 extern int	outbox_ack_timeout;
 extern int	outbox_connect_timeout;

@@ -75,6 +75,7 @@ my %setting = (
 	archive_directory => { context => 'superuser', invalid => [ 'relative', './x' ], valid => [ '/does/not/exist', '/neither' ] },
 	archive_url => { context => 'superuser', invalid => [ 'x', 'nats://h/t', 'http://h', 'http://h/a;b' ], valid => [ 'http://127.0.0.1:1/t', 'https://u:p@h/d/t' ] },
 	archive_compression => { context => 'superuser', invalid => [ 'lz4', '9', '' ], valid => [ 'zstd', 'gzip' ] },
+	guard => { context => 'superuser', live => 0, invalid => [ 'maybe', '2', '' ], valid => [ 'off', 'on' ] },
 	traceparent => { context => 'user', live => 0 },
 	tracestate => { context => 'user', live => 0 },
 	max_payload => {
