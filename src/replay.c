@@ -39,6 +39,9 @@
 /* How often progress is recorded. */
 #define TELL_US INT64CONST(1000000)
 
+/* Messages in flight at most beside live traffic: what an event of it may have to wait for at the server. */
+#define LIVE_WINDOW 64
+
 /* Relays that have more pending events than this are not to be disturbed. */
 #define LIVE_BACKLOG 500
 #define LIVE_LOOK_US INT64CONST(20000)
@@ -485,7 +488,8 @@ run(void)
 		if (pg_atomic_read_u32(&replay.database->leave_calls) != replay.leave_calls)
 			return;
 		block_signals(&saved);
-		outbox_player_poll(&replay.player, now, live_traffic(now));
+		replay.player.max_window = live_traffic(now) == OUTBOX_LIVE_IDLE ? OUTBOX_PLAYER_WINDOW : LIVE_WINDOW;
+		outbox_player_poll(&replay.player, now, replay.live);
 		restore_signals(&saved);
 		if (now >= replay.tell_at || calls != replay.replay_calls)
 		{

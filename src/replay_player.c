@@ -247,6 +247,8 @@ outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxPlayerLive live)
 		for (int i = 0; i < count; i++)
 			take(player, &outcomes[i], now_us, live);
 	} while (count == 64);
+	if (player->window > player->max_window)
+		player->window = player->max_window;
 	if (live == OUTBOX_LIVE_BUSY)
 		player->window = MIN_WINDOW;
 }
