@@ -343,7 +343,7 @@ count_starting(void)
 static TimestampTz
 adjust(Database *database, TimestampTz now, int *starting)
 {
-	TimestampTz	never = now + SCAN_MS * INT64CONST(1000);
+	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
 	TimestampTz due;
 	Census		census;
 
@@ -393,15 +393,25 @@ first_cleaning(TimestampTz now)
 	return now + (outbox_retention < 0 ? 300 : delay) * INT64CONST(1000000);
 }
 
+/* When the log, and the inbox, of a database are to be cleaned; 0: that isn't known yet. */
+static TimestampTz
+cleaning_time(pg_atomic_uint64 *at, TimestampTz now)
+{
+	if (pg_atomic_read_u64(at) == 0)
+		pg_atomic_write_u64(at, first_cleaning(now));
+	return (TimestampTz) pg_atomic_read_u64(at);
+}
+
 /* Starts a cleaner in a database where one is due. Returns when to look again. */
 static TimestampTz
 clean(Database *database, TimestampTz now)
 {
-	static const OutboxCleanerOrder order = {.on_demand = false};
+	OutboxCleanerOrder order = {.on_demand = false};
 	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
 	Census		census = {.shared = outbox_shmem_find(database->dboid)};
 	pid_t		pid;
 	TimestampTz due;
+	TimestampTz	inbox_due;
 
 	if (database->cleaner != NULL && GetBackgroundWorkerPid(database->cleaner, &pid) == BGWH_STOPPED)
 	{
@@ -411,15 +421,21 @@ clean(Database *database, TimestampTz now)
 	if (database->cleaner != NULL || !database->exists || census.shared == NULL ||
 		pg_atomic_read_u32(&census.shared->ready_for) == 0)
 		return never;
-	if (pg_atomic_read_u64(&census.shared->clean_at) == 0)
-		pg_atomic_write_u64(&census.shared->clean_at, first_cleaning(now));
-	due = Max((TimestampTz) pg_atomic_read_u64(&census.shared->clean_at), no_relay_before(&census));
-	if (due > now)
-		return due;
+	due = cleaning_time(&census.shared->clean_at, now);
+	inbox_due = cleaning_time(&census.shared->inbox_clean_at, now);
 	if (pg_atomic_read_u64(&census.shared->max_assigned) < pg_atomic_read_u64(&census.shared->clean_from))
-		return never;
+		due = never;
+	if (pg_atomic_read_u32(&census.shared->inbox_used) == 0)
+		inbox_due = never;
+	if (Max(Min(due, inbox_due), no_relay_before(&census)) > now)
+		return Max(Min(due, inbox_due), no_relay_before(&census));
 	/* Should it fail, the next one is due then; it knows better. */
-	pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	order.log = due <= now;
+	order.inbox = inbox_due <= now;
+	if (order.log)
+		pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	if (order.inbox)
+		pg_atomic_write_u64(&census.shared->inbox_clean_at, now + RESTART_MAX_US);
 	database->cleaner = outbox_cleaner_start(database->dboid, &order);
 	if (database->cleaner == NULL)
 		complain(now);

@@ -17,6 +17,7 @@
 #include "encode.h"
 #include "feed.h"
 #include "give_way.h"
+#include "inbox.h"
 #include "launcher.h"
 #include "operators.h"
 #include "session.h"
@@ -363,6 +364,7 @@ _PG_init(void)
 	outbox_shmem_install();
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
+	RegisterXactCallback(outbox_inbox_xact_callback, NULL);
 	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	RegisterXactCallback(outbox_session_xact_callback, NULL);
 	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);

@@ -133,6 +133,8 @@ typedef struct OutboxDatabase
 	pg_atomic_uint32 cleaner_pid;	/* 0: none is at work */
 	pg_atomic_uint64 clean_at;	/* TimestampTz when the next one is due; 0: not known yet */
 	pg_atomic_uint64 clean_from; /* and not before max_assigned has reached this */
+	pg_atomic_uint32 inbox_used; /* 0: nothing is in the inbox */
+	pg_atomic_uint64 inbox_clean_at; /* TimestampTz when it is to be swept; 0: not known yet */
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
 
 	/* Relays and launcher. */

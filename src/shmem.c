@@ -74,6 +74,8 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->cleaner_pid, 0);
 	pg_atomic_init_u64(&database->clean_at, 0);
 	pg_atomic_init_u64(&database->clean_from, 0);
+	pg_atomic_init_u32(&database->inbox_used, 0);
+	pg_atomic_init_u64(&database->inbox_clean_at, 0);
 	for (int i = 0; i < OUTBOX_CHILDREN; i++)
 	{
 		pg_atomic_init_u32(&database->children[i].life, 0);
