@@ -332,6 +332,7 @@ outbox_database_attach(const OutboxCatalog *objects)
 		/* A cleaner finds out. */
 		pg_atomic_write_u64(&database->inbox_clean_at, 0);
 		pg_atomic_write_u32(&database->inbox_used, 1);
+		pg_atomic_write_u32(&database->subscriptions_read, 0);
 		pg_write_barrier();
 		pg_atomic_write_u32(&database->ready_for, objects->sequence);
 	}

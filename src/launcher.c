@@ -1,7 +1,7 @@
 /*
  * launcher.c
  *	  Keeps outbox.workers relays at work in every database that has the
- *	  extension, and starts its cleaner when one is due.
+ *	  extension, and starts its cleaner when one is due, and its consumers.
  *
  * The launcher is connected to no database: it reads pg_database and starts a
  * dynamic worker in each database it doesn't know yet; a relay that finds no
@@ -40,6 +40,7 @@
 #include "cleaner.h"
 #include "launcher.h"
 #include "ownership.h"
+#include "subscriptions.h"
 
 #define SCAN_MS 5000
 #define RESTART_BASE_US INT64CONST(500000)
@@ -70,6 +71,7 @@ typedef struct Database
 	bool		absent;			/* looked into: no extension */
 	Place		places[OUTBOX_SERVER_RELAYS];
 	BackgroundWorkerHandle *cleaner;	/* NULL: none is at work that this launcher has started */
+	OutboxConsumers consumers;
 } Database;
 
 static Database *databases = NULL;
@@ -114,7 +116,7 @@ see_database(Oid dboid)
 static bool
 has_processes(const Database *database)
 {
-	if (database->cleaner != NULL)
+	if (database->cleaner != NULL || outbox_subscriptions_has_processes(&database->consumers))
 		return true;
 	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
 	{
@@ -222,7 +224,7 @@ complain(TimestampTz now)
 	next = now + COMPLAINT_US;
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not start an outbox relay or cleaner: no background worker slot is free"),
+			 errmsg("could not start an outbox relay, cleaner or consumer: no background worker slot is free"),
 			 errhint("Raise \"max_worker_processes\" and restart the server.")));
 }
 
@@ -442,6 +444,28 @@ clean(Database *database, TimestampTz now)
 	return never;
 }
 
+/* Starts consumers. Returns when to look again. */
+static TimestampTz
+consume_all(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
+	{
+		Database   *database = &databases[i];
+		Census		census = {.shared = outbox_shmem_find(database->dboid)};
+		bool		failed = false;
+
+		if (!database->exists || database->absent)
+			continue;
+		next = Min(next, outbox_subscriptions_run(&database->consumers, database->dboid, census.shared, now,
+												  no_relay_before(&census), &failed));
+		if (failed)
+			complain(now);
+	}
+	return next;
+}
+
 /* Other settings: what is due is to be found out anew. */
 static void
 clean_anew(void)
@@ -497,6 +521,7 @@ look_everywhere(void)
 	for (int i = 0; i < database_count; i++)
 	{
 		databases[i].absent = false;
+		databases[i].consumers.scouted = false;
 		for (int p = 0; p < OUTBOX_SERVER_RELAYS; p++)
 			databases[i].places[p].failures = 0;
 	}
@@ -547,7 +572,7 @@ OutboxLauncherMain(Datum main_arg)
 			clean_anew();
 		seen_settings = pg_atomic_read_u32(&outbox_shared->settings_changes);
 		lease = watch_leases(now);
-		next = Min(Min(adjust_all(now), lease), clean_all(now));
+		next = Min(Min(adjust_all(now), lease), Min(clean_all(now), consume_all(now)));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

@@ -21,6 +21,7 @@
 #include "launcher.h"
 #include "operators.h"
 #include "session.h"
+#include "subscriptions.h"
 #include "url.h"
 
 PG_MODULE_MAGIC;
@@ -365,6 +366,7 @@ _PG_init(void)
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
 	RegisterXactCallback(outbox_inbox_xact_callback, NULL);
+	RegisterXactCallback(outbox_subscriptions_xact_callback, NULL);
 	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	RegisterXactCallback(outbox_session_xact_callback, NULL);
 	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);
