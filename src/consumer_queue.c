@@ -67,10 +67,16 @@ consumer_queue_add(ConsumerQueue *queue, uint64_t sequence, uint64_t key, void *
 	else
 		queue->head = added;
 	queue->waiting++;
-	while (key != 0 && at != NULL && (at->done || at->key != key))
+	if (key == 0)
+		return added;
+	while (at != NULL && (at->done || at->key != key))
 		at = at->previous;
-	if (key != 0)
-		added->ahead = at;
+	added->ahead = at;
+	/* One behind it, should it be there already, waits for it. */
+	for (at = added->next; at != NULL && at->key != key; at = at->next)
+		;
+	if (at != NULL)
+		at->ahead = added;
 	return added;
 }
 

@@ -69,6 +69,9 @@ CREATE TABLE outbox.parked_message (
 CREATE INDEX parked_message_subscription ON outbox.parked_message (subscription) WHERE retry;
 COMMENT ON TABLE outbox.parked_message IS 'messages that were given up after too many attempts; read it through outbox.parked_messages';
 
+COMMENT ON SEQUENCE outbox.subscription_id_seq IS 'numbers of subscriptions';
+COMMENT ON SEQUENCE outbox.parked_message_id_seq IS 'numbers of parked messages';
+
 SELECT pg_catalog.pg_extension_config_dump('outbox.subscription', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.subscription_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.subscription_position', '');
@@ -189,20 +192,28 @@ COMMENT ON FUNCTION outbox.unsubscribe IS
 
 CREATE FUNCTION outbox.pause_subscription(stream text, durable text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
 BEGIN
     UPDATE outbox.subscription s SET paused = true WHERE s.id = outbox.own_subscription(stream, durable) AND NOT s.paused;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     PERFORM outbox.tell_consumers(true);
-    RETURN FOUND;
+    RETURN true;
 END $$;
 COMMENT ON FUNCTION outbox.pause_subscription(text, text) IS 'stops handling messages, which wait in the stream; false if it was stopped already';
 
 CREATE FUNCTION outbox.resume_subscription(stream text, durable text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
 BEGIN
     UPDATE outbox.subscription s SET paused = false, revision = s.revision + 1
     WHERE s.id = outbox.own_subscription(stream, durable) AND s.paused;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     PERFORM outbox.tell_consumers(true);
-    RETURN FOUND;
+    RETURN true;
 END $$;
 COMMENT ON FUNCTION outbox.resume_subscription(text, text) IS 'ends a pause; false if there was none';
 
