@@ -644,8 +644,7 @@ run(BrokerConsumer *consumer)
 			over = consumer->stop || consumer->dead;
 			if (over || room > 0 || consumer->finished != NULL || now_us >= consumer->progress_at_us)
 				break;
-			wait_for_work(consumer, consumer->pull_left > 0 ? earlier(consumer->pull_until_us, consumer->progress_at_us)
-						  : consumer->progress_at_us);
+			wait_for_work(consumer, consumer->pull_left > 0 ? earlier(consumer->pull_until_us, consumer->progress_at_us) : consumer->progress_at_us);
 		}
 		finished = consumer->finished;
 		consumer->finished = NULL;

@@ -81,8 +81,8 @@ close_connection(int code, Datum arg)
 	if (consumer.connection == NULL)
 		return;
 	block_signals(&saved);
-	alone = broker_consume_stop(consumer.connection, !proc_exit_inprogress ? 0 : PostmasterIsAlive() ? EXIT_GRACE_MS
-																									 : 0);
+	alone = broker_consume_stop(consumer.connection, !proc_exit_inprogress ? 0 : PostmasterIsAlive() ? EXIT_GRACE_MS :
+																									   0);
 	consumer.connection = NULL;
 	/* A thread left inside the library must not see the process's exit handlers run. */
 	if (proc_exit_inprogress && !alone)

@@ -203,7 +203,7 @@ record_position(const Consumer *consumer)
 	static SPIPlanPtr plan = NULL;
 	Oid			types[3] = {INT4OID, INT8OID, INT8OID};
 	Datum		values[3] = {Int32GetDatum(consumer->id), Int64GetDatum(consumer->stream_created_ns),
-							 Int64GetDatum((int64) consumer_queue_assumed_floor(&consumer->queue))};
+					   Int64GetDatum((int64) consumer_queue_assumed_floor(&consumer->queue))};
 
 	run_own(&plan, "SELECT outbox.consumer_position($1, $2, $3)", 3, types, values);
 }
@@ -214,7 +214,7 @@ record_failure(const Consumer *consumer, uint64 sequence, bool counted, const ch
 	static SPIPlanPtr plan = NULL;
 	Oid			types[4] = {INT4OID, INT8OID, BOOLOID, TEXTOID};
 	Datum		values[4] = {Int32GetDatum(consumer->id), Int64GetDatum((int64) sequence), BoolGetDatum(counted),
-							 CStringGetTextDatum(text)};
+					   CStringGetTextDatum(text)};
 
 	run_own(&plan, "SELECT outbox.consumer_failed($1, $2, $3, $4)", 4, types, values);
 }
@@ -235,7 +235,7 @@ park(const Consumer *consumer, Datum message, int count, const Failure *failure)
 	static SPIPlanPtr plan = NULL;
 	Oid			types[6] = {INT4OID, TEXTOID, consumer->message_type, INT4OID, TEXTOID, TEXTOID};
 	Datum		values[6] = {Int32GetDatum(consumer->id), CStringGetTextDatum(consumer->name), message, Int32GetDatum(count),
-							 CStringGetTextDatum(failure->code), CStringGetTextDatum(failure->text)};
+					   CStringGetTextDatum(failure->code), CStringGetTextDatum(failure->text)};
 
 	run_own(&plan, "SELECT outbox.consumer_park($1, $2, $3, $4, $5, $6)", 6, types, values);
 }

@@ -458,8 +458,7 @@ consume_all(TimestampTz now)
 
 		if (!database->exists || database->absent)
 			continue;
-		next = Min(next, outbox_subscriptions_run(&database->consumers, database->dboid, census.shared, now,
-												  no_relay_before(&census), &failed));
+		next = Min(next, outbox_subscriptions_run(&database->consumers, database->dboid, census.shared, now, no_relay_before(&census), &failed));
 		if (failed)
 			complain(now);
 	}

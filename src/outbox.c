@@ -269,7 +269,7 @@ define_server_settings(void)
 							"For all databases together; each takes 40 bytes of shared memory once used.",
 							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
-							"Each takes about 230 kB of shared memory.",
+							"Each takes about 250 kB of shared memory.",
 							&outbox_max_databases, 32, 1, 1024, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 #ifdef OUTBOX_TEST_POINTS
 	DefineCustomIntVariable("outbox.test_feed_size", "Ring size, for tests.", NULL,
