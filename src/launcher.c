@@ -1,7 +1,7 @@
 /*
  * launcher.c
  *	  Keeps outbox.workers relays at work in every database that has the
- *	  extension, and starts its cleaner when one is due, and its replayers.
+ *	  extension, starts its cleaner when one is due, its replayers and consumers.
  *
  * The launcher is connected to no database: it reads pg_database and starts a
  * dynamic worker in each database it doesn't know yet; a relay that finds no
@@ -41,6 +41,7 @@
 #include "launcher.h"
 #include "ownership.h"
 #include "replay.h"
+#include "subscriptions.h"
 
 #define SCAN_MS 5000
 #define RESTART_BASE_US INT64CONST(500000)
@@ -76,6 +77,7 @@ typedef struct Database
 	bool		has_replayed;	/* one replayer was started: replays of before this start go on */
 	uint32		replays_seen;	/* OutboxDatabase.replay_calls then */
 	TimestampTz	no_replayer_before;
+	OutboxConsumers consumers;
 } Database;
 
 static Database *databases = NULL;
@@ -120,7 +122,7 @@ see_database(Oid dboid)
 static bool
 has_processes(const Database *database)
 {
-	if (database->cleaner != NULL)
+	if (database->cleaner != NULL || outbox_subscriptions_has_processes(&database->consumers))
 		return true;
 	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
 	{
@@ -228,7 +230,7 @@ complain(TimestampTz now)
 	next = now + COMPLAINT_US;
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not start an outbox relay or cleaner: no background worker slot is free"),
+			 errmsg("could not start an outbox relay, cleaner or consumer: no background worker slot is free"),
 			 errhint("Raise \"max_worker_processes\" and restart the server.")));
 }
 
@@ -399,15 +401,25 @@ first_cleaning(TimestampTz now)
 	return now + (outbox_retention < 0 ? 300 : delay) * INT64CONST(1000000);
 }
 
+/* When the log, and the inbox, of a database are to be cleaned; 0: that isn't known yet. */
+static TimestampTz
+cleaning_time(pg_atomic_uint64 *at, TimestampTz now)
+{
+	if (pg_atomic_read_u64(at) == 0)
+		pg_atomic_write_u64(at, first_cleaning(now));
+	return (TimestampTz) pg_atomic_read_u64(at);
+}
+
 /* Starts a cleaner in a database where one is due. Returns when to look again. */
 static TimestampTz
 clean(Database *database, TimestampTz now)
 {
-	static const OutboxCleanerOrder order = {.on_demand = false};
+	OutboxCleanerOrder order = {.on_demand = false};
 	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
 	Census		census = {.shared = outbox_shmem_find(database->dboid)};
 	pid_t		pid;
 	TimestampTz due;
+	TimestampTz	inbox_due;
 
 	if (database->cleaner != NULL && GetBackgroundWorkerPid(database->cleaner, &pid) == BGWH_STOPPED)
 	{
@@ -417,19 +429,46 @@ clean(Database *database, TimestampTz now)
 	if (database->cleaner != NULL || !database->exists || census.shared == NULL ||
 		pg_atomic_read_u32(&census.shared->ready_for) == 0)
 		return never;
-	if (pg_atomic_read_u64(&census.shared->clean_at) == 0)
-		pg_atomic_write_u64(&census.shared->clean_at, first_cleaning(now));
-	due = Max((TimestampTz) pg_atomic_read_u64(&census.shared->clean_at), no_relay_before(&census));
-	if (due > now)
-		return due;
+	due = cleaning_time(&census.shared->clean_at, now);
+	inbox_due = cleaning_time(&census.shared->inbox_clean_at, now);
 	if (pg_atomic_read_u64(&census.shared->max_assigned) < pg_atomic_read_u64(&census.shared->clean_from))
-		return never;
+		due = never;
+	if (pg_atomic_read_u32(&census.shared->inbox_used) == 0)
+		inbox_due = never;
+	if (Max(Min(due, inbox_due), no_relay_before(&census)) > now)
+		return Max(Min(due, inbox_due), no_relay_before(&census));
 	/* Should it fail, the next one is due then; it knows better. */
-	pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	order.log = due <= now;
+	order.inbox = inbox_due <= now;
+	if (order.log)
+		pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	if (order.inbox)
+		pg_atomic_write_u64(&census.shared->inbox_clean_at, now + RESTART_MAX_US);
 	database->cleaner = outbox_cleaner_start(database->dboid, &order);
 	if (database->cleaner == NULL)
 		complain(now);
 	return never;
+}
+
+/* Starts consumers. Returns when to look again. */
+static TimestampTz
+consume_all(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
+	{
+		Database   *database = &databases[i];
+		Census		census = {.shared = outbox_shmem_find(database->dboid)};
+		bool		failed = false;
+
+		if (!database->exists || database->absent)
+			continue;
+		next = Min(next, outbox_subscriptions_run(&database->consumers, database->dboid, census.shared, now, no_relay_before(&census), &failed));
+		if (failed)
+			complain(now);
+	}
+	return next;
 }
 
 /* Other settings: what is due is to be found out anew. */
@@ -527,6 +566,7 @@ look_everywhere(void)
 	for (int i = 0; i < database_count; i++)
 	{
 		databases[i].absent = false;
+		databases[i].consumers.scouted = false;
 		for (int p = 0; p < OUTBOX_SERVER_RELAYS; p++)
 			databases[i].places[p].failures = 0;
 	}
@@ -577,7 +617,7 @@ OutboxLauncherMain(Datum main_arg)
 			clean_anew();
 		seen_settings = pg_atomic_read_u32(&outbox_shared->settings_changes);
 		lease = watch_leases(now);
-		next = Min(Min(adjust_all(now), lease), Min(clean_all(now), replay_all(now)));
+		next = Min(Min(Min(adjust_all(now), lease), clean_all(now)), Min(replay_all(now), consume_all(now)));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);

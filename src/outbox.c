@@ -20,9 +20,11 @@
 #include "envelope.h"
 #include "feed.h"
 #include "give_way.h"
+#include "inbox.h"
 #include "launcher.h"
 #include "operators.h"
 #include "session.h"
+#include "subscriptions.h"
 #include "url.h"
 
 PG_MODULE_MAGIC;
@@ -349,7 +351,7 @@ define_server_settings(void)
 							"For all databases together; each takes 40 bytes of shared memory once used.",
 							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
-							"Each takes about 230 kB of shared memory.",
+							"Each takes about 250 kB of shared memory.",
 							&outbox_max_databases, 32, 1, 1024, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 #ifdef OUTBOX_TEST_POINTS
 	DefineCustomIntVariable("outbox.test_feed_size", "Ring size, for tests.", NULL,
@@ -446,6 +448,8 @@ _PG_init(void)
 	outbox_shmem_install();
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
+	RegisterXactCallback(outbox_inbox_xact_callback, NULL);
+	RegisterXactCallback(outbox_subscriptions_xact_callback, NULL);
 	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	RegisterXactCallback(outbox_session_xact_callback, NULL);
 	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);

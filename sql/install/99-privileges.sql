@@ -15,3 +15,5 @@ GRANT EXECUTE ON FUNCTION outbox.rule_save(text, regclass, text, jsonb), outbox.
     outbox.rule_primary_key(regclass), outbox.capture_projection(regclass, oid), outbox.capture_check(jsonb, text, text, text, jsonb),
     outbox.capture_has_truncate_event(regclass, text), outbox.capture_row(), outbox.capture_cross(), outbox.guard_row(),
     outbox.rule_trigger_prefix(text, bigint), outbox.rule_state(text, bigint, regclass, integer) TO PUBLIC;
+-- Called from within outbox.inbox_consumers; show what is in this file, and settings that everybody may read.
+GRANT EXECUTE ON FUNCTION outbox.inbox_default_retention(), outbox.inbox_warning(interval, interval, interval, interval) TO PUBLIC;
