@@ -74,8 +74,8 @@ const char *
 cli_database_setting(CliDatabase *database, const char *name)
 {
 	PGresult   *result = PQexecParams(database->connection,
-									  "SELECT CASE WHEN $1 = 'database' THEN current_database()::text ELSE current_setting($1, true) END",
-									  1, NULL, &name, NULL, NULL, 0);
+									"SELECT CASE WHEN $1 = 'database' THEN current_database()::text ELSE current_setting($1, true) END",
+									1, NULL, &name, NULL, NULL, 0);
 	bool		found = PQresultStatus(result) == PGRES_TUPLES_OK && !PQgetisnull(result, 0, 0) && PQgetvalue(result, 0, 0)[0] != '\0';
 
 	if (found)
