@@ -10,10 +10,3 @@ CREATE TABLE revenue (
     orders   bigint  NOT NULL DEFAULT 0,
     total    numeric NOT NULL DEFAULT 0
 );
-
--- Which events a consumer has acted upon.
-CREATE TABLE inbox (
-    consumer text NOT NULL,
-    event_id uuid NOT NULL,
-    PRIMARY KEY (consumer, event_id)
-);

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* One row if the event is new to the consumer. With outbox's own inbox: "SELECT true WHERE outbox.inbox_accept('c', $1)" */
-#define ACCEPT "INSERT INTO inbox (consumer, event_id) VALUES ('c', $1) ON CONFLICT DO NOTHING RETURNING true"
+/* One row if the event is new to the consumer. */
+#define ACCEPT "SELECT true WHERE outbox.inbox_accept('c', $1)"
 #define COUNT "INSERT INTO revenue AS r (consumer, orders, total) VALUES ('c', 1, ($1::jsonb ->> 'total')::numeric)" \
 	" ON CONFLICT (consumer) DO UPDATE SET orders = r.orders + 1, total = r.total + excluded.total"
 

@@ -5,9 +5,9 @@ import pg from 'pg'
 const CONSUMER = 'node' // whose inbox it is
 const durable = process.argv[2] ?? 'node'
 
-// One row if the event is new to the consumer. With outbox's own inbox, this line is
-// 'SELECT true WHERE outbox.inbox_accept($1, $2)'
-const ACCEPT = 'INSERT INTO inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true'
+// One row if the event is new to the consumer. In a database without the extension, a table does it:
+// 'INSERT INTO inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true'
+const ACCEPT = 'SELECT true WHERE outbox.inbox_accept($1, $2)'
 
 const db = new pg.Client()
 await db.connect()
