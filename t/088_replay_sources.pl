@@ -19,6 +19,8 @@ my $db = 'postgres';
 my $directory = archive_directory();
 my $nats = OutboxNats->start;
 my $clickhouse = OutboxClickhouse->start;
+# before the relay makes one
+$nats->tool('create', 'OUTBOX', 'outbox.>', '--max-msg-size', 900000);
 my $node = new_cluster('main', nats => $nats, initdb => ['--encoding=UTF8'], extra => <<"CONF");
 outbox.retention = -1
 outbox.dead_letter_retention = 0
@@ -26,7 +28,6 @@ outbox.archive_directory = '$directory'
 outbox.archive_url = '@{[$clickhouse->url]}'
 log_statement = none
 CONF
-$nats->tool('create', 'OUTBOX', 'outbox.>', '--max-msg-size', 900000);
 ok(wait_relay($node, $db), 'a relay');
 
 # ---------------------------------------------------------------- events
