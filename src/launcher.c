@@ -231,7 +231,7 @@ complain(TimestampTz now)
 	next = now + COMPLAINT_US;
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not start an outbox relay, cleaner or consumer: no background worker slot is free"),
+			 errmsg("could not start an outbox relay, cleaner, consumer or replay: no background worker slot is free"),
 			 errhint("Raise \"max_worker_processes\" and restart the server.")));
 }
 
