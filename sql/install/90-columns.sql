@@ -33,7 +33,7 @@ BEGIN
             ('last_error', 'who said it, code and text of the last failure'),
             ('agg_hash', 'hash of the aggregate, by which events are indexed; see outbox.aggregate_hash()'),
             -- dead letters
-            ('error_code', 'JetStream''s err_code; 0: the error came from elsewhere'),
+            ('error_code', 'err_code of JetStream; 0: the error came from elsewhere'),
             ('failed_at', 'when it was given up'),
             ('dead_letters.state', 'what became of the aggregate''s later events: skipped (they went on), blocks its aggregate, parked'),
             ('discarded_at', 'when outbox.discard() took it out'),
@@ -210,7 +210,7 @@ BEGIN
             ('stat_aggregate_types.aggregate_type', 'as enqueued, or "(others)"'),
             ('class', 'see docs/delivery.md'),
             ('stat_errors.source', 'who said it: JetStream, NATS server, NATS client, outbox relay'),
-            ('code', 'JetStream''s err_code; 0: the error came from elsewhere'),
+            ('code', 'err_code of JetStream; 0: the error came from elsewhere'),
             ('count', 'how many'),
             ('last_at', 'when the last one was'),
             ('stage', 'from enqueue to commit, from commit to acknowledgement, from there to the record'),
