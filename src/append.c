@@ -291,8 +291,8 @@ refuse_read_only(void)
 			(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 			 errmsg("cannot execute %s in a read-only transaction", "outbox.enqueue()"),
 			 RecoveryInProgress() ?
-			 errhint("This server is a standby: enqueue on the primary. See docs/failures.md, \"Standby\".") :
-			 0));
+				 errhint("This server is a standby: enqueue on the primary. See docs/failures.md, \"Standby\".") :
+				 0));
 }
 
 /*
