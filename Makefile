@@ -29,7 +29,13 @@ EXTRA_CLEAN = outbox-replay $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
+ifeq ($(wildcard $(PGXS)),)
+$(error "$(PG_CONFIG) --pgxs" finds no server headers. Install them (Debian: postgresql-server-dev-15), or name the pg_config of your server: make PG_CONFIG=/path/to/pg_config)
+endif
 include $(PGXS)
+ifneq ($(filter 8 9 10 11 12 13 14,$(basename $(MAJORVERSION))),)
+$(error outbox needs PostgreSQL 15 or newer, and $(PG_CONFIG) belongs to $(VERSION). Name another one: make PG_CONFIG=/path/to/pg_config)
+endif
 
 $(OBJS): $(wildcard src/*.h)
 

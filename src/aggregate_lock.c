@@ -204,7 +204,7 @@ report_full(void)
 			(errcode(ERRCODE_OUT_OF_MEMORY),
 			 errmsg("too many aggregates in open transactions"),
 			 errdetail("Open transactions hold events of %u aggregates, which is the limit.", table->entry_count),
-			 errhint("Enqueue in smaller transactions, or raise \"outbox.max_open_aggregates\" and restart the server.")));
+			 errhint("Enqueue in smaller transactions, or raise \"outbox.max_open_aggregates\" and restart the server. See docs/failures.md, \"Too many aggregates\".")));
 }
 
 /*

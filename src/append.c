@@ -9,6 +9,7 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "common/hashfn.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
@@ -286,7 +287,21 @@ warn_not_preloaded(void)
 	ereport(WARNING,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("outbox is not in \"shared_preload_libraries\": events are kept, but not published"),
-			 errhint("Add \"outbox\" to \"shared_preload_libraries\" and restart the server.")));
+			 errhint("Add \"outbox\" to \"shared_preload_libraries\" and restart the server. See docs/failures.md, \"Library not preloaded\".")));
+}
+
+/* As PreventCommandIfReadOnly() says it, and where to go instead. */
+static void
+refuse_read_only(void)
+{
+	if (!XactReadOnly)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+			 errmsg("cannot execute %s in a read-only transaction", "outbox.enqueue()"),
+			 RecoveryInProgress() ?
+				 errhint("This server is a standby: enqueue on the primary. See docs/failures.md, \"Standby\".") :
+				 0));
 }
 
 /*
@@ -300,7 +315,7 @@ outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnCo
 	bool		ids;
 	int			child;
 
-	PreventCommandIfReadOnly("outbox.enqueue()");
+	refuse_read_only();
 	PreventCommandIfParallelMode("outbox.enqueue()");
 	append->on_conflict = on_conflict;
 	append->catalog = outbox_database_catalog(false);

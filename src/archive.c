@@ -387,7 +387,8 @@ report(const OutboxRetention *retention, int64 range)
 	if (is_new || (failures & (failures - 1)) == 0)
 		ereport(WARNING,
 				(errmsg("outbox range %lld could not be archived: %s", (long long) range, trouble.data),
-				 errdetail("It stays in the database, and is tried again. Failures so far: %d.", failures)));
+				 errdetail("It stays in the database, and is tried again. Failures so far: %d.", failures),
+				 errhint("Repair what the reason names. See docs/failures.md, \"Range not archived\".")));
 }
 
 static void

@@ -117,7 +117,7 @@ outbox_backlog_check(OutboxDatabase *database)
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("too many outbox events are pending"),
 				 errdetail("%lld events wait to be published; \"outbox.max_pending\" is %d.", (long long) count, outbox_max_pending),
-				 errhint("Retry later. outbox.status() shows whether the relay makes progress.")));
+				 errhint("Retry later. outbox.status() shows whether the relay makes progress. See docs/failures.md, \"Too many pending events\".")));
 }
 
 /* -------------------------------------------------------------------- flush */

@@ -69,12 +69,13 @@ note_stream_trouble(BrokerAttempt *attempt, natsConnection *nc, const char *acti
 
 	if (natsConnection_GetLastError(nc, &denied) == NATS_NOT_PERMITTED && denied != NULL)
 		words = denied;
-	if (code != 0)
-		broker_text(attempt->stream_text, "could not %s stream \"%s\": %s (%d)", action,
-					attempt->settings->config.stream, words, (int) code);
-	else if (status == NATS_NO_RESPONDERS)
+	/* The library makes JSNotEnabledErr of "no responders", too, with words that say little. */
+	if (status == NATS_NO_RESPONDERS || code == JSNotEnabledErr)
 		broker_text(attempt->stream_text, "could not %s stream \"%s\": JetStream is not available",
 					action, attempt->settings->config.stream);
+	else if (code != 0)
+		broker_text(attempt->stream_text, "could not %s stream \"%s\": %s (%d)", action,
+					attempt->settings->config.stream, words, (int) code);
 	else
 		broker_text(attempt->stream_text, "could not %s stream \"%s\": %s", action,
 					attempt->settings->config.stream, words);

@@ -42,7 +42,7 @@ tell_drift(const OutboxRule *rule, const OutboxCapture *capture)
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg(message, get_rel_name(rule->root)),
 				 errdetail("Its %s.", capture->drift),
-				 errhint("Call outbox.capture() again with what the table is now.")));
+				 errhint("Call outbox.capture() again with what the table is now. See docs/failures.md, \"Captured table changed\".")));
 	if (told == rule->root && told_in == GetCurrentStatementStartTimestamp())
 		return;
 	told = rule->root;
@@ -51,7 +51,7 @@ tell_drift(const OutboxRule *rule, const OutboxCapture *capture)
 			(errcode(ERRCODE_UNDEFINED_COLUMN),
 			 errmsg(message, get_rel_name(rule->root)),
 			 errdetail("Its %s. Events carry the header \"outbox-drift\".", capture->drift),
-			 errhint("Call outbox.capture() again with what the table is now.")));
+			 errhint("Call outbox.capture() again with what the table is now. See docs/failures.md, \"Captured table changed\".")));
 }
 
 static bool

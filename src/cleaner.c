@@ -297,7 +297,7 @@ outbox_run_cleaner(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 				 errmsg("no background worker slot is free"),
-				 errhint("Try again, or raise \"max_worker_processes\" and restart the server.")));
+				 errhint("Try again, or raise \"max_worker_processes\" and restart the server. See docs/failures.md, \"No background worker free\".")));
 	PG_TRY();
 	{
 		if (WaitForBackgroundWorkerShutdown(handle) == BGWH_POSTMASTER_DIED)

@@ -202,7 +202,8 @@ note_running(const BrokerConsumeStatus *status)
 		ereport(WARNING,
 				(errmsg("outbox consumer \"%s\" may have missed messages", consumer.name),
 				 errdetail("The stream has removed its messages up to sequence %llu before they were handled; the consumer was at %llu.",
-						   (unsigned long long) status->lost_up_to, (unsigned long long) status->position)));
+						   (unsigned long long) status->lost_up_to, (unsigned long long) status->position),
+				 errhint("Replay them from where they come from. See docs/failures.md, \"Messages missed\".")));
 }
 
 static void
@@ -220,7 +221,8 @@ end_connection(const char *reason, int64 now)
 	outbox_complaint_failed(&complaint);
 	if (outbox_complaint_is_due(&complaint, reason, now, &failures))
 		ereport(LOG,
-				(errmsg("outbox consumer \"%s\" is not connected: %s", consumer.name, reason)));
+				(errmsg("outbox consumer \"%s\" is not connected: %s", consumer.name, reason),
+				 errhint("The same settings as the relay's count, and it needs the stream. See docs/failures.md, \"Consumer not connected\".")));
 }
 
 /* Messages that have arrived get into the queue; what is known already is only acknowledged. */

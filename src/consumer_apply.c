@@ -204,7 +204,7 @@ handle(Consumer *consumer, QueuedMessage *queued, bool alone, bool counted_befor
 		ereport(WARNING,
 				(errmsg("message %llu of stream \"%s\" can't be handled and is parked", (unsigned long long) queued->sequence, consumer->stream),
 				 errdetail("%s", failure.text),
-				 errhint("See outbox.parked_messages.")));
+				 errhint("See outbox.parked_messages. See docs/failures.md, \"Message parked\".")));
 		return PARKED;
 	}
 	outbox_consumer_record_failure(consumer, queued->sequence, *counted, failure.text);

@@ -87,7 +87,7 @@ outbox_database_catalog(bool missing_ok)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("extension \"%s\" is not installed in this database", OUTBOX_EXTENSION),
-				 errhint("Run CREATE EXTENSION %s.", OUTBOX_EXTENSION)));
+				 errhint("Run CREATE EXTENSION %s. See docs/failures.md, \"Extension not installed\".", OUTBOX_EXTENSION)));
 	}
 	catalog.id_key = relation_named(schema, "id_key", 0);
 	for (int i = 0; i < OUTBOX_CHILDREN; i++)

@@ -261,7 +261,7 @@ check_size(const OutboxNewEvent *event)
 				 errdetail("Its payload has %zu bytes and its headers %zu; \"outbox.max_payload\" is %d.",
 						   payload, headers, outbox_max_payload),
 				 errhint("Store the content elsewhere and publish a reference, or raise \"outbox.max_payload\""
-						 " and the max_payload of the NATS server.")));
+						 " and the max_payload of the NATS server. See docs/failures.md, \"Event too large\".")));
 }
 
 /* ERROR unless the event can be published; fills in headers_text. */

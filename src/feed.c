@@ -257,7 +257,7 @@ before_prepare(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("too many prepared transactions with outbox events"),
-				 errhint("Raise \"max_prepared_transactions\".")));
+				 errhint("Raise \"max_prepared_transactions\". See docs/failures.md, \"Too many prepared transactions\".")));
 	my_prepared = entry;
 	my_prepared_xid = GetTopFullTransactionIdIfAny();
 }

@@ -232,7 +232,7 @@ complain(TimestampTz now)
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 			 errmsg("could not start an outbox relay, cleaner, consumer or replay: no background worker slot is free"),
-			 errhint("Raise \"max_worker_processes\" and restart the server.")));
+			 errhint("Raise \"max_worker_processes\" and restart the server. See docs/failures.md, \"No background worker free\".")));
 }
 
 static bool

@@ -219,26 +219,27 @@ define_connection_settings(void)
 	int			secret = GUC_SUPERUSER_ONLY;
 
 	DefineCustomStringVariable("outbox.nats_url", "NATS servers to publish to.",
-							   "Comma-separated nats:// or tls:// URLs; they may contain user and password, or a token, percent-encoded.",
+							   "Comma-separated nats:// or tls:// URLs, at most 32; they may contain user and password, or a token, percent-encoded. "
+							   "A URL without takes those of the first that has some; one tls:// wants TLS of all.",
 							   &outbox_nats_url, "nats://127.0.0.1:4222", PGC_SUSET, secret, check_nats_url, NULL, NULL);
 	DefineCustomStringVariable("outbox.login_file", "File with \"user:password\" or a token, for URLs that contain none.",
-							   "Its first line, as it is, not percent-encoded. Read again at every connection attempt.",
+							   "Its first line, as it is, not percent-encoded. Mode 0600, or 0640 if root owns it. Read again at every connection attempt.",
 							   &outbox_login_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.credentials_file", "NATS credentials file (.creds) with user JWT and key.",
-							   "Read again at every connection attempt.",
+							   "Mode 0600, or 0640 if root owns it. Read again at every connection attempt.",
 							   &outbox_credentials_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.nkey_seed_file", "File with the seed of the NATS user's NKey.",
-							   "Read again at every connection attempt; instead of outbox.credentials_file.",
+							   "Instead of outbox.credentials_file. Mode 0600, or 0640 if root owns it. Read again at every connection attempt.",
 							   &outbox_nkey_seed_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.inbox_prefix", "Beginning of the subjects that acknowledgements come to.",
-							   "The NATS user must be permitted to subscribe to what begins so. Empty: \"_INBOX\".",
+							   "The NATS user must be permitted to subscribe to what begins so. At most 64 bytes. Empty: \"_INBOX\".",
 							   &outbox_inbox_prefix, "", PGC_SUSET, 0, check_inbox_prefix, NULL, NULL);
 	DefineCustomStringVariable("outbox.tls_ca_file", "Certificates of authorities that sign the NATS server's certificate.",
 							   "Empty: the system's.",
 							   &outbox_tls_ca_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.tls_cert_file", "Client certificate for the NATS server.", NULL,
 							   &outbox_tls_cert_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
-	DefineCustomStringVariable("outbox.tls_key_file", "Private key of the client certificate.", NULL,
+	DefineCustomStringVariable("outbox.tls_key_file", "Private key of the client certificate.", "Mode 0600, or 0640 if root owns it.",
 							   &outbox_tls_key_file, "", PGC_SUSET, secret, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.connect_timeout", "Time limit of one attempt to connect to NATS.", NULL,
 							&outbox_connect_timeout, 2000, 100, 60000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
@@ -246,7 +247,7 @@ define_connection_settings(void)
 							   "An acknowledgement by another stream does not count.",
 							   &outbox_stream, "OUTBOX", PGC_SUSET, 0, check_stream, NULL, NULL);
 	DefineCustomBoolVariable("outbox.stream_create", "Creates the stream when it is missing.",
-							 "With file storage, the subjects of the template and a duplicate window of 2 minutes.",
+							 "With file storage, the subjects of the template, a duplicate window of 2 minutes, and atomic batches where the server has them.",
 							 &outbox_stream_create, true, PGC_SUSET, 0, NULL, NULL, NULL);
 }
 
@@ -254,7 +255,7 @@ static void
 define_envelope_settings(void)
 {
 	DefineCustomStringVariable("outbox.subject_template", "Subject of events that were enqueued without one.",
-							   "Literal tokens and {aggregate_type}, {aggregate_id}, {event_type}, whose values are percent-encoded.",
+							   "A literal token, then literal tokens and {aggregate_type}, {aggregate_id}, {event_type}, whose values are percent-encoded.",
 							   &outbox_subject_template, "outbox.{aggregate_type}.{aggregate_id}.{event_type}",
 							   PGC_SUSET, 0, check_subject_template, NULL, NULL);
 	DefineCustomEnumVariable("outbox.envelope", "How events are packed: as CloudEvents, or not at all.",
@@ -277,9 +278,10 @@ define_enqueue_settings(void)
 							"0: no limit. What relays haven't read yet is counted by position, which is an upper bound.",
 							&outbox_max_pending, 0, 0, INT_MAX, PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("outbox.guard", "Heeds outbox.guard(): changes of guarded tables need an event.",
-							 "off: what the session changes meanwhile needs none.",
+							 "off: what the session changes meanwhile needs none. For others than superusers by GRANT SET ON PARAMETER.",
 							 &outbox_guard, true, PGC_SUSET, 0, NULL, NULL, NULL);
-	DefineCustomIntVariable("outbox.max_payload", "Largest event that may be enqueued, payload and headers together.", NULL,
+	DefineCustomIntVariable("outbox.max_payload", "Largest event that may be enqueued, payload and headers together.",
+							"Keep it below the max_payload of the NATS server.",
 							&outbox_max_payload, 1000000, 1024, 64 * 1024 * 1024, PGC_SUSET, GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
 }
@@ -289,7 +291,8 @@ define_relay_settings(void)
 {
 	DefineCustomIntVariable("outbox.max_in_flight", "Events sent to NATS and not yet acknowledged, at most.", NULL,
 							&outbox_max_in_flight, 1024, 1, 8192, PGC_SUSET, 0, NULL, NULL, NULL);
-	DefineCustomIntVariable("outbox.ack_timeout", "Time after which an event without acknowledgement is sent again.", NULL,
+	DefineCustomIntVariable("outbox.ack_timeout", "Time after which an event without acknowledgement is sent again.",
+							"Make it longer than the slowest acknowledgement.",
 							&outbox_ack_timeout, 5000, 100, 3600000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.retry_base_delay", "Delay before the first retry; doubled with each further one.", NULL,
 							&outbox_retry_base_delay, 100, 1, 3600000, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
@@ -317,7 +320,7 @@ static void
 define_retention_settings(void)
 {
 	DefineCustomIntVariable("outbox.retention", "Time for which published and discarded events are kept.",
-							"They go by whole ranges, so somewhat later. 0: as soon as may be; -1: kept for ever.",
+							"From their publication on; they go by whole ranges, so somewhat later. 0: as soon as may be; -1: kept for ever.",
 							&outbox_retention, 7 * 24 * 3600, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.dead_letter_retention", "Time for which dead letters are kept whose aggregate went on.",
 							"Those that hold up their aggregate stay. 0: no longer than published events; -1: for ever.",
@@ -342,7 +345,7 @@ static void
 define_server_settings(void)
 {
 	DefineCustomIntVariable("outbox.workers", "Relays of this server per database.",
-							"They share the aggregates. 0: none, as for a server whose events others publish.",
+							"They share the aggregates; each takes one of max_worker_processes. 0: none, as for a server whose events others publish.",
 							&outbox_workers, 1, 0, OUTBOX_SERVER_RELAYS, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.lease_ttl", "Time after which others take over from a relay that stands still.",
 							"One that ends is replaced at once.",

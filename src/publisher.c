@@ -20,6 +20,7 @@
 #include "complaint.h"
 #include "encode.h"
 #include "relay.h"
+#include "remedy.h"
 #include "signals.h"
 
 /* Time for a connection attempt under way to end when the process does. */
@@ -406,11 +407,13 @@ log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayStat
 			break;
 		case OUTBOX_RELAY_STREAM_TROUBLE:
 			ereport(LOG,
-					(errmsg("outbox relay can't use stream \"%s\": %s", outbox_stream, broker->text)));
+					(errmsg("outbox relay can't use stream \"%s\": %s", outbox_stream, broker->text),
+					 errhint("%s", outbox_remedy(OUTBOX_TROUBLE_STREAM, broker->text))));
 			break;
 		case OUTBOX_RELAY_BROKER_TROUBLE:
 			ereport(LOG,
-					(errmsg("outbox relay gets no acknowledgements: %s", relay->self->status.last_error)));
+					(errmsg("outbox relay gets no acknowledgements: %s", relay->self->status.last_error),
+					 errhint("Check JetStream's storage, limits and leader. See docs/failures.md, \"No acknowledgements\".")));
 			break;
 		case OUTBOX_RELAY_PAUSED:
 			ereport(LOG, (errmsg("outbox relay is paused")));
@@ -418,7 +421,8 @@ log_change(const OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayStat
 		default:
 			ereport(LOG,
 					(errmsg("outbox relay is not connected to NATS: %s", broker->text),
-					 failures > 1 ? errdetail("%d attempts have failed since the last message.", failures) : 0));
+					 failures > 1 ? errdetail("%d attempts have failed since the last message.", failures) : 0,
+					 errhint("%s", outbox_remedy(OUTBOX_TROUBLE_CONNECTION, broker->text))));
 	}
 }
 
@@ -480,13 +484,13 @@ warn_of_stream(const BrokerStatus *broker)
 				 errmsg("duplicate window of stream \"%s\" is shorter than the time between an event's repetitions", outbox_stream),
 				 errdetail("The window is %lld ms; \"outbox.ack_timeout\" and \"outbox.retry_max_delay\" are %lld ms together.",
 						   (long long) broker->duplicate_window_ms, (long long) gap),
-				 errhint("Make the window longer or the delay shorter, lest the stream store an event twice.")));
+				 errhint("Make the window longer or the delay shorter, lest the stream store an event twice. See docs/failures.md, \"Duplicate window too short\".")));
 	if (broker->discards_unwanted)
 		ereport(WARNING,
 				(errcode(ERRCODE_WARNING),
 				 errmsg("stream \"%s\" discards what nobody waits for", outbox_stream),
 				 errdetail("It has interest retention: it acknowledges an event and keeps it only while a consumer wants it."),
-				 errhint("Create the consumers first, or make the stream with another retention policy.")));
+				 errhint("Create the consumers first, or make the stream with another retention policy. See docs/failures.md, \"Stream discards\".")));
 }
 
 static void

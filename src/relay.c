@@ -71,7 +71,7 @@ outbox_relay_leave(OutboxRelay *leaving, const char *reason)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("the lease of this session's aggregates is lost"),
 				 errdetail("Another relay may have published what it had claimed: %s.", reason),
-				 errhint("Forget what was claimed, and call outbox.claim() again.")));
+				 errhint("Forget what was claimed, and call outbox.claim() again. See docs/failures.md, \"Lease lost\".")));
 	asked = true;
 	ereport(LOG,
 			(errmsg("outbox relay %d leaves: %s", relay.member.place, reason)));

@@ -263,7 +263,8 @@ finish(const char *state, const char *error)
 	if (figures.error != NULL)
 		ereport(LOG,
 				(errmsg("outbox replay %s is %s behind position %lld: %s", replay.job.id, state,
-						(long long) figures.reached, figures.error)));
+						(long long) figures.reached, figures.error),
+				 errhint("outbox.replay_resume() lets it go on. See docs/failures.md, \"Replay stopped\".")));
 	else
 		ereport(LOG,
 				(errmsg("outbox replay %s is %s: %lld events", replay.job.id, state, (long long) figures.done)));

@@ -208,7 +208,7 @@ outbox_shmem_require(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+				 errhint("Add it to \"shared_preload_libraries\" and restart the server. See docs/failures.md, \"Library not preloaded\".")));
 }
 
 /* The slot of a database, or NULL when it has none. */
@@ -277,7 +277,7 @@ outbox_shmem_claim(Oid dboid)
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("too many databases use the extension \"%s\"", OUTBOX_EXTENSION),
 				 errdetail("All %d places are taken.", outbox_shared->database_count),
-				 errhint("Raise \"outbox.max_databases\" and restart the server.")));
+				 errhint("Raise \"outbox.max_databases\" and restart the server. See docs/failures.md, \"Too many databases\".")));
 	return database;
 }
 

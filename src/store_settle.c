@@ -303,8 +303,8 @@ tell(OutboxRelay *relay, const OutboxFailure *entry)
 			(errmsg("event %s can't be published and becomes a dead letter", event->event_id),
 			 errdetail("%s. Position " INT64_FORMAT ", subject \"%s\", %d attempts.", entry->text, entry->position, subject,
 					   event->attempts + 1),
-			 entry->state == DELIVERY_FAILED ? errhint("See outbox.dead_letters; outbox.redrive() sends it again.") :
-											   errhint("Its aggregate waits; see outbox.blocked_aggregates, outbox.redrive() and outbox.discard().")));
+			 entry->state == DELIVERY_FAILED ? errhint("See outbox.dead_letters; outbox.redrive() sends it again. See docs/failures.md, \"Dead letter\".") :
+											   errhint("Its aggregate waits; see outbox.blocked_aggregates, outbox.redrive() and outbox.discard(). See docs/failures.md, \"Aggregate blocked\".")));
 
 	/* A session has no connection to NATS. */
 	if (relay->session || outbox_dead_letter_subject[0] == '\0')

@@ -79,9 +79,12 @@ CacheRegisterRelcacheCallback(RelcacheCallbackFunction func, Datum arg)
 {
 }
 
-void
-PreventCommandIfReadOnly(const char *cmdname)
+bool		XactReadOnly = false;
+
+bool
+RecoveryInProgress(void)
 {
+	return false;
 }
 
 void
