@@ -58,6 +58,8 @@ init_place(OutboxPlace *place)
 	pg_atomic_init_u64(&place->read_up_to, 0);
 	pg_atomic_init_u64(&place->in_flight, 0);
 	pg_atomic_init_u64(&place->oldest_pending, 0);
+	pg_atomic_init_u64(&place->late_since, 0);
+	outbox_meter_init_counts(&place->counts);
 	pg_atomic_init_u64(&place->open_from, 0);
 	pg_atomic_init_u64(&place->flush_seen, 0);
 }
@@ -91,6 +93,7 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->careful, 0);
 	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
 		pg_atomic_init_u64(&database->errors[i], 0);
+	outbox_meter_init(&database->meters);
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 		init_place(&database->places[i]);
 	for (int i = 0; i < OUTBOX_CLAIMS; i++)
@@ -194,6 +197,9 @@ reset_database(OutboxDatabase *database)
 	outbox_slots_reset(&database->slots);
 	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
 		pg_atomic_write_u64(&database->errors[i], 0);
+	outbox_meter_clear(&database->meters);
+	pg_atomic_write_u64(&database->meters.reset_at, 0);
+	pg_atomic_write_u32(&database->meters.group_count, 0);
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 	{
 		OutboxPlace *place = &database->places[i];
@@ -204,6 +210,8 @@ reset_database(OutboxDatabase *database)
 		pg_atomic_write_u64(&place->known_pending, 0);
 		pg_atomic_write_u64(&place->read_up_to, 0);
 		pg_atomic_write_u64(&place->oldest_pending, 0);
+		pg_atomic_write_u64(&place->late_since, 0);
+		outbox_meter_clear_counts(&place->counts);
 	}
 }
 
