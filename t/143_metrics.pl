@@ -14,7 +14,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-foreach my $program ('prometheus', 'promtool', 'prometheus-postgres-exporter')
+foreach my $program ('prometheus', 'promtool', 'prometheus-postgres-exporter', 'prometheus-sql-exporter')
 {
 	plan skip_all => "$program is not installed" unless grep { -x "$_/$program" } split(/:/, $ENV{PATH});
 }
@@ -107,6 +107,26 @@ like($metrics, qr/^outbox_stream_published_events_total\{.*stream="OUTBOX".*\} 5
 like($metrics, qr/^outbox_aggregate_type_dead_letters_total\{aggregate_type="big".*\} 1$/m, 'and what was refused');
 like($metrics, qr/^outbox_latency_seconds_count\{.*stage="ack_to_settle"\} 50$/m, 'and timed');
 unlike(slurp_file("$dir/exporter.log"), qr/level=error.*outbox/, 'no query failed');
+
+# --- the other exporter: the same names and values, after its prefix
+my $sql_port = PostgreSQL::Test::Cluster::get_free_port();
+my $sql_config = slurp_file("$monitoring/sql-exporter.yml");
+my $sql_metrics = '';
+$node->append_conf('pg_hba.conf', 'host all all 127.0.0.1/32 trust');
+$node->reload;
+$sql_config =~ s{postgres://\S+}{postgres://watcher\@127.0.0.1:@{[$node->port]}/$db?sslmode=disable};
+append_to_file("$dir/sql-exporter.yml", $sql_config);
+{
+	local $ENV{CONFIG} = "$dir/sql-exporter.yml";
+
+	launch("$dir/sql-exporter.log", 'prometheus-sql-exporter', '-config.file', "$dir/sql-exporter.yml", '-web.listen-address', "127.0.0.1:$sql_port");
+}
+wait_until(60, sub { ($sql_metrics = get($sql_port, 'metrics')) =~ /^sql_outbox_latency_quantile_seconds/m }) || diag(slurp_file("$dir/sql-exporter.log"));
+foreach my $name ($sql_config =~ /- name: (outbox_\w+)/g)
+{
+	like($sql_metrics, qr/^sql_$name\{.*datname="postgres".*\} [0-9.e+-]+$/m, "sql-exporter has $name");
+}
+like($sql_metrics, qr/^sql_outbox_stream_published_events_total\{.*stream="OUTBOX".*\} 50$/m, 'with its value');
 
 # --- Prometheus, with rules that don't wait
 my $rules = slurp_file("$monitoring/prometheus-rules.yml");
