@@ -4,7 +4,6 @@
 use strict;
 use warnings;
 
-use OutboxLife;
 use OutboxTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -12,7 +11,7 @@ use Test::More;
 
 my $db = 'postgres';
 my $nats = OutboxNats->start(max_payload => 4096);
-my $node = new_cluster('main', nats => $nats, extra => "outbox.retry_base_delay = 20ms\noutbox.retry_max_delay = 200ms\noutbox.ack_timeout = 300ms\n");
+my $node = new_cluster('main', nats => $nats, extra => "outbox.retry_base_delay = 20ms\noutbox.retry_max_delay = 200ms\noutbox.ack_timeout = 60s\n");
 
 sub ask { return $node->safe_psql($db, $_[0]) }
 
@@ -49,7 +48,6 @@ is(ask(q{SELECT sum(published) FROM outbox.stat_relays}), '0', 'a reset');
 is(ask(q{SELECT count(*) FROM outbox.stat_errors}), '0', 'of errors, too');
 is(ask(q{SELECT bool_and(stats_reset > now() - interval '1 min') FROM outbox.stat_aggregate_types}), 't', 'and the views know when');
 is(ask(q{SELECT published FROM outbox.status()}), '40', 'status() goes on');
-alter_system($node, "outbox.ack_timeout = '60s'");
 $nats->freeze;
 ask(q{BEGIN; SELECT outbox.enqueue('order', 'slow', 'placed', '{}'); SELECT pg_sleep(0.3); COMMIT});
 wait_for_query($node, $db, q{SELECT in_flight = 1 FROM outbox.status()}, timeout => 20) || diag(ask(q{SELECT (SELECT count(*) FROM outbox.in_flight_positions()), s.* FROM outbox.status() s}));
