@@ -199,6 +199,9 @@ prepare_packages() {
 	need nats-server nats-server
 	need libpq-dev /usr/include/postgresql/libpq-fe.h /usr/local/include/libpq-fe.h
 	need libssl-dev /usr/include/openssl/ssl.h
+	need zlib1g-dev /usr/include/zlib.h
+	need libzstd-dev /usr/include/zstd.h
+	need libcurl4-openssl-dev '/usr/include/*/curl/curl.h'
 	need pkg-config pkg-config
 	for line in "$@"; do
 		# shellcheck disable=SC2086

@@ -1,6 +1,7 @@
 /*
  * cleaner.c
- *	  The process that rotates the log's children and removes what is old.
+ *	  The process that rotates the log's children and removes what is old, and
+ *	  sweeps the inbox.
  *
  * A background worker that lives for one run: started by the launcher when
  * something is due in a database, or by outbox.purge(). It is none of the
@@ -24,6 +25,7 @@
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "inbox.h"
 #include "retire.h"
 
 PG_FUNCTION_INFO_V1(outbox_run_cleaner);
@@ -161,7 +163,7 @@ clean(const OutboxRetention *retention, bool on_demand)
 }
 
 static void
-run(const OutboxCleanerOrder *order, Oid sequence)
+run_log(const OutboxCleanerOrder *order, Oid sequence)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	OutboxRetention retention = {my_database, sequence, order->run, order->before, DT_NOBEGIN};
@@ -179,6 +181,17 @@ run(const OutboxCleanerOrder *order, Oid sequence)
 	if (outbox_dead_letter_retention >= 0)
 		retention.dead_before = Min(retention.before, now - outbox_dead_letter_retention * INT64CONST(1000000));
 	clean(&retention, order->on_demand);
+}
+
+static void
+run(const OutboxCleanerOrder *order, Oid sequence)
+{
+	OutboxRetention retention = {my_database, sequence, 0, 0, 0};
+
+	if (order->log)
+		run_log(order, sequence);
+	if (order->inbox)
+		outbox_inbox_sweep(&retention);
 }
 
 /* -------------------------------------------------------------- the process */
@@ -277,7 +290,7 @@ outbox_cleaner_start(Oid dboid, const OutboxCleanerOrder *order)
 Datum
 outbox_run_cleaner(PG_FUNCTION_ARGS)
 {
-	OutboxCleanerOrder order = {true, PG_GETARG_TIMESTAMPTZ(0), 0};
+	OutboxCleanerOrder order = {.log = true, .on_demand = true, .before = PG_GETARG_TIMESTAMPTZ(0)};
 	BackgroundWorkerHandle *handle;
 
 	if (outbox_shared == NULL)
