@@ -20,6 +20,7 @@ outbox.retry_base_delay = 20ms
 outbox.retry_max_delay = 200ms
 outbox.ack_timeout = 300ms
 outbox.lag_warning = 700ms
+outbox.lease_ttl = 2s
 CONF
 create_health_waits($node, $db);
 
@@ -102,12 +103,11 @@ healthy('version');
 
 # --- a relay that stands still, or too few, or none
 my $pid = wait_relay($node, $db);
-alter_system($node, "outbox.lease_ttl = '1s'");
 kill('STOP', $pid);
 reason('critical', 'relay_frozen', 'lease expired');
 kill('CONT', $pid);
 healthy('a frozen relay is replaced');
-alter_system($node, 'outbox.workers = 8', 'outbox.lease_ttl = \'10s\'');
+alter_system($node, 'outbox.workers = 8');
 reason('warning', 'relays_missing', '\d of 8 relays are at work');
 alter_system($node, 'outbox.workers = 0');
 reason('warning', 'relays_off', 'no relay runs in this database since');
