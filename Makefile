@@ -17,6 +17,7 @@ TAP_TESTS = 1
 
 PG_CFLAGS = -std=gnu11 -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers \
 	-Wno-declaration-after-statement
+PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
 ifdef TEST_POINTS
 PG_CPPFLAGS += -DOUTBOX_TEST_POINTS
 endif

@@ -24,6 +24,9 @@
 /* A walk over all aggregates, so not in each round. */
 #define OLDEST_US INT64CONST(1000000)
 
+/* What waits for longer is late to outbox.health() when outbox.lag_warning is off, as outbox.lag_limit() says. */
+#define LAG_LIMIT_US (5 * USECS_PER_MINUTE)
+
 /* flush() looks so often; what it waits for comes in milliseconds. */
 #define FLUSH_LOOK_MS 2
 
@@ -46,6 +49,42 @@ outbox_backlog_forget(OutboxRelay *relay)
 	pg_atomic_write_u64(&relay->self->flush_seen, 0);
 }
 
+/*
+ * Whether something waits for too long: shown in shared memory, logged once, and
+ * once when it is over. A session, or without outbox.lag_warning, shows it only.
+ */
+static void
+watch_lag(OutboxRelay *relay, int64 now, TimestampTz oldest, int64 pending)
+{
+	OutboxPlace *self = relay->self;
+	TimestampTz	since = pg_atomic_read_u64(&self->late_since);
+	TimestampTz	time = outbox_clock_timestamp(now);
+	int64		limit = outbox_lag_warning < 0 ? LAG_LIMIT_US : outbox_lag_warning * INT64CONST(1000);
+	bool		late = oldest != 0 && time - oldest > limit;
+
+	if (late)
+	{
+		oldest = outbox_schedule_oldest_due(relay->schedule, now, time - now);
+		late = oldest != PG_INT64_MAX && time - oldest > limit;
+	}
+	/* After a change of slots nothing is known until it is read. */
+	if (!late && (relay->more_to_read || relay->late.count > 0))
+		return;
+	pg_atomic_write_u64(&self->late_since, late ? oldest : 0);
+	if (late == (since != 0) || relay->session || outbox_lag_warning < 0)
+		return;
+	if (late)
+		ereport(WARNING,
+				(errmsg("outbox events wait for longer than \"outbox.lag_warning\""),
+				 errdetail("The oldest has waited for %lld s; %lld are pending.", (long long) ((time - oldest) / USECS_PER_SEC),
+						   (long long) pending),
+				 errhint("outbox.health() says why.")));
+	else
+		ereport(LOG,
+				(errmsg("outbox events are no longer late"),
+				 errdetail("The oldest of those that were had waited since %lld s ago.", (long long) ((time - since) / USECS_PER_SEC))));
+}
+
 void
 outbox_backlog_say(OutboxRelay *relay, int64 now)
 {
@@ -60,11 +99,18 @@ outbox_backlog_say(OutboxRelay *relay, int64 now)
 		pending += relay->late.ranges[i].hi - relay->late.ranges[i].lo + 1;
 	pg_atomic_write_u64(&self->known_pending, pending);
 	if (counts.aggregates == 0)
+	{
 		pg_atomic_write_u64(&self->oldest_pending, 0);
+		if (pg_atomic_read_u64(&self->late_since) != 0)
+			watch_lag(relay, now, 0, pending);
+	}
 	else if (now >= relay->oldest_at)
 	{
 		oldest = outbox_schedule_oldest(relay->schedule);
-		pg_atomic_write_u64(&self->oldest_pending, oldest == PG_INT64_MAX ? 0 : oldest);
+		if (oldest == PG_INT64_MAX)
+			oldest = 0;
+		pg_atomic_write_u64(&self->oldest_pending, oldest);
+		watch_lag(relay, now, oldest, pending);
 		relay->oldest_at = now + OLDEST_US;
 	}
 
@@ -199,7 +245,7 @@ outbox_flush(PG_FUNCTION_ARGS)
 			PG_RETURN_BOOL(true);
 		if (GetCurrentTimestamp() >= until)
 			PG_RETURN_BOOL(false);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, FLUSH_LOOK_MS, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, FLUSH_LOOK_MS, OUTBOX_WAIT_EVENT("OutboxFlush"));
 		ResetLatch(MyLatch);
 	}
 }

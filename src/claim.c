@@ -180,7 +180,7 @@ wait_for_events(OutboxRelay *relay, int64 until)
 	int64		ms = Min((next - now + 999) / 1000, LOOK_MS);
 
 	if (ms > 0)
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ms, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ms, OUTBOX_WAIT_EVENT("OutboxClaim"));
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
 	outbox_membership_renew(relay);
@@ -251,7 +251,8 @@ outbox_settle(PG_FUNCTION_ARGS)
 		if (event == NULL)
 			continue;
 		relay->acked[relay->acked_count++] = (OutboxAcked) {
-			event->schedule.position, event->home, event->claim, event->has_delivery};
+			event->schedule.position, event->home, event->claim, event->has_delivery, outbox_clock_now()};
+		outbox_count_published(relay, event, outbox_clock_now());
 		outbox_schedule_done(relay->schedule, &event->schedule, outbox_clock_now());
 		settled++;
 	}
@@ -284,6 +285,8 @@ outbox_fail(PG_FUNCTION_ARGS)
 	error[pg_mbcliplen(error, strlen(error), sizeof(entry->text) - 1)] = '\0';
 	entry = outbox_outcome_add_failure(relay, event, PG_GETARG_INT32(2), error, now);
 	entry->counted = PG_GETARG_BOOL(4);
+	outbox_count_failure(relay, event, PG_GETARG_BOOL(4) ? OUTBOX_ERROR_TRANSIENT : OUTBOX_ERROR_BROKER, "outside relay", entry->code,
+						 error);
 	if (PG_GETARG_BOOL(3) || (entry->counted && event->attempts + 1 >= outbox_max_attempts))
 		entry->final = event;
 	else

@@ -70,7 +70,7 @@ seal(const OutboxRetention *retention, int child, bool patiently)
 		if (!patiently || i == SEAL_TRIES)
 			return false;
 		CHECK_FOR_INTERRUPTS();
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
 		ResetLatch(MyLatch);
 	}
 	return true;
@@ -216,7 +216,7 @@ become_the_one(bool wait)
 		if (!wait)
 			return false;
 		CHECK_FOR_INTERRUPTS();
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, PG_WAIT_EXTENSION);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
 		ResetLatch(MyLatch);
 	}
 	pg_atomic_write_u32(&my_database->cleaner_pid, MyProcPid);

@@ -7,6 +7,7 @@
 
 #include "storage/lmgr.h"
 #include "storage/proc.h"
+#include "utils/wait_event.h"
 
 #if PG_VERSION_NUM >= 170000
 #define OUTBOX_MY_BACKEND_INDEX MyProcNumber
@@ -31,6 +32,14 @@
 #define OUTBOX_WAIT_SET_OWNER NULL
 #else
 #define OUTBOX_WAIT_SET_OWNER TopMemoryContext
+#endif
+
+/* 17 lets extensions name what they wait for. name: a literal. */
+#if PG_VERSION_NUM >= 170000
+#define OUTBOX_WAIT_EVENT(name) \
+	({ static uint32 event_ = 0; if (event_ == 0) event_ = WaitEventExtensionNew(name); event_; })
+#else
+#define OUTBOX_WAIT_EVENT(name) PG_WAIT_EXTENSION
 #endif
 
 /* 16 merged the ownership checks. */

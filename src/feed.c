@@ -31,6 +31,8 @@
 static OutboxDatabase *my_database = NULL;	/* set while a bound is announced */
 static OutboxRange runs[OUTBOX_MAX_RUNS];
 static int	run_count = 0;
+static TimestampTz announced_at; /* about when it enqueued for the first time */
+static uint64 drawn; /* positions */
 static OutboxPrepared *my_prepared = NULL;	/* between PRE_PREPARE and PREPARE */
 static FullTransactionId my_prepared_xid;
 static bool created_extension = false;
@@ -55,6 +57,8 @@ outbox_feed_announce(OutboxDatabase *database)
 	pg_atomic_write_u64(&self->bound, pg_atomic_read_u64(&database->max_assigned) + 1);
 	pg_memory_barrier();
 	run_count = 0;
+	drawn = 0;
+	announced_at = GetCurrentTimestamp();
 	my_database = database;
 }
 
@@ -117,6 +121,7 @@ outbox_feed_next_position(OutboxDatabase *database, Oid sequence)
 	if (database != NULL)
 	{
 		remember(position);
+		drawn++;
 		outbox_feed_raise_max_assigned(database, position);
 	}
 	OUTBOX_TEST_POINT("position-drawn");
@@ -165,6 +170,7 @@ static void
 at_commit(void)
 {
 	OutboxDatabase *database = my_database;
+	TimestampTz	now;
 
 	if (created_extension)
 		tell_extension_changes();
@@ -172,12 +178,15 @@ at_commit(void)
 		return;
 
 	OUTBOX_TEST_POINT("visible");
+	now = GetCurrentTimestamp();
 	for (int i = 0; i < run_count; i++)
-		outbox_feed_push(database, &runs[i]);
+		outbox_feed_push(database, &runs[i], now);
 	OUTBOX_TEST_POINT("pushed");
 	outbox_aggregate_lock_release_all();
 	clear_bound();
 	outbox_shmem_wake_relays(database);
+	outbox_meter_time(&database->meters, OUTBOX_STAGE_COMMIT, now - announced_at, 1);
+	outbox_meter_flow(&database->meters, OUTBOX_FLOW_ENQUEUED, now, drawn);
 }
 
 static void
@@ -226,7 +235,7 @@ free_prepared_entry(void)
 			continue;
 		database = outbox_shmem_find(entry->dboid);
 		for (int r = 0; database != NULL && r < entry->run_count; r++)
-			outbox_feed_push(database, &entry->runs[r]);
+			outbox_feed_push(database, &entry->runs[r], 0);
 		entry->xid = InvalidFullTransactionId;
 		return entry;
 	}
@@ -339,7 +348,7 @@ outbox_feed_collect_prepared(OutboxDatabase *database)
 		if (!FullTransactionIdIsValid(entry->xid) || entry->dboid != database->dboid || !is_over(entry))
 			continue;
 		for (int r = 0; r < entry->run_count; r++)
-			outbox_feed_push(database, &entry->runs[r]);
+			outbox_feed_push(database, &entry->runs[r], 0);
 		entry->xid = InvalidFullTransactionId;
 		any = true;
 	}

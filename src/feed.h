@@ -18,10 +18,10 @@ extern void outbox_feed_extension_changes(bool dropped);
 extern void outbox_feed_xact_callback(XactEvent event, void *arg);
 
 /* The ring, feed_ring.c. */
-extern void outbox_feed_push(OutboxDatabase *database, const OutboxRange *range);
+extern void outbox_feed_push(OutboxDatabase *database, const OutboxRange *range, TimestampTz committed_at);
 extern void outbox_feed_attach_reader(OutboxDatabase *database, int place);
 extern void outbox_feed_detach_reader(OutboxDatabase *database, int place);
-extern int outbox_feed_drain(OutboxDatabase *database, int place, OutboxRange *ranges, int max);
+extern int outbox_feed_drain(OutboxDatabase *database, int place, OutboxFeedEntry *entries, int max);
 extern bool outbox_feed_is_empty(OutboxDatabase *database, int place);
 extern int64 outbox_feed_lowest_pushed(OutboxDatabase *database, int place);
 

@@ -17,7 +17,7 @@
 static void
 make_room(OutboxDatabase *database, OutboxFeedReader *reader)
 {
-	const OutboxRange *oldest = &database->feed[reader->tail++ % OUTBOX_FEED_SIZE];
+	const OutboxRange *oldest = &database->feed[reader->tail++ % OUTBOX_FEED_SIZE].range;
 
 	if (!reader->overflow)
 		reader->overflow_range = *oldest;
@@ -29,9 +29,9 @@ make_room(OutboxDatabase *database, OutboxFeedReader *reader)
 	reader->overflow = true;
 }
 
-/* From commit callbacks, so it raises nothing. */
+/* From commit callbacks, so it raises nothing. committed_at 0: not known. */
 void
-outbox_feed_push(OutboxDatabase *database, const OutboxRange *range)
+outbox_feed_push(OutboxDatabase *database, const OutboxRange *range, TimestampTz committed_at)
 {
 #ifdef OUTBOX_TEST_POINTS
 	uint32		size = outbox_test_feed_size;
@@ -47,7 +47,7 @@ outbox_feed_push(OutboxDatabase *database, const OutboxRange *range)
 		if (reader->attached && database->feed_head - reader->tail >= size)
 			make_room(database, reader);
 	}
-	database->feed[database->feed_head++ % OUTBOX_FEED_SIZE] = *range;
+	database->feed[database->feed_head++ % OUTBOX_FEED_SIZE] = (OutboxFeedEntry) {*range, committed_at};
 	SpinLockRelease(&database->feed_mutex);
 }
 
@@ -76,17 +76,17 @@ outbox_feed_detach_reader(OutboxDatabase *database, int place)
  * empty. Fewer than max: all that was pushed before the call is taken.
  */
 int
-outbox_feed_drain(OutboxDatabase *database, int place, OutboxRange *ranges, int max)
+outbox_feed_drain(OutboxDatabase *database, int place, OutboxFeedEntry *entries, int max)
 {
 	OutboxFeedReader *reader = &database->readers[place];
 	int			count = 0;
 
 	SpinLockAcquire(&database->feed_mutex);
 	while (reader->attached && count < max && reader->tail != database->feed_head)
-		ranges[count++] = database->feed[reader->tail++ % OUTBOX_FEED_SIZE];
+		entries[count++] = database->feed[reader->tail++ % OUTBOX_FEED_SIZE];
 	if (reader->attached && count < max && reader->overflow)
 	{
-		ranges[count++] = reader->overflow_range;
+		entries[count++] = (OutboxFeedEntry) {reader->overflow_range, 0};
 		reader->overflow = false;
 	}
 	SpinLockRelease(&database->feed_mutex);
@@ -115,7 +115,7 @@ outbox_feed_lowest_pushed(OutboxDatabase *database, int place)
 
 	SpinLockAcquire(&database->feed_mutex);
 	for (uint32 i = reader->tail; reader->attached && i != database->feed_head; i++)
-		lowest = Min(lowest, database->feed[i % OUTBOX_FEED_SIZE].lo);
+		lowest = Min(lowest, database->feed[i % OUTBOX_FEED_SIZE].range.lo);
 	if (reader->attached && reader->overflow)
 		lowest = Min(lowest, reader->overflow_range.lo);
 	SpinLockRelease(&database->feed_mutex);

@@ -23,6 +23,7 @@ typedef struct OutboxEvent
 	bool		has_delivery;	/* outbox.delivery has a row of it */
 	bool		alone;			/* not in a batch: it was in one that failed */
 	int			run;			/* in flight as the first of so many that have one outcome; 0: by itself */
+	int64		committed_at;	/* by the relay's clock; 0: not known */
 	const char *event_id;		/* these in text, within the block */
 	const char *aggregate_type;	/* these three in the server's encoding */
 	const char *aggregate_id;

@@ -613,7 +613,7 @@ OutboxLauncherMain(Datum main_arg)
 		lease = watch_leases(now);
 		next = Min(Min(Min(adjust_all(now), lease), clean_all(now)), Min(replay_all(now), consume_all(now)));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
+						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), OUTBOX_WAIT_EVENT("OutboxLauncherMain"));
 		ResetLatch(MyLatch);
 	}
 }

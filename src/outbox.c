@@ -52,6 +52,7 @@ int			outbox_retry_base_delay;
 int			outbox_retry_max_delay;
 int outbox_max_attempts;
 int			outbox_max_pending;
+int			outbox_lag_warning;
 int outbox_poison_policy;
 bool outbox_preserve_aggregate_order;
 char *outbox_dead_letter_subject;
@@ -310,6 +311,9 @@ define_relay_settings(void)
 	DefineCustomStringVariable("outbox.dead_letter_subject", "Subject on which each dead letter is announced.",
 							   "A plain NATS message without acknowledgement; empty: none.",
 							   &outbox_dead_letter_subject, "", PGC_SUSET, 0, check_dead_letter_subject, NULL, NULL);
+	DefineCustomIntVariable("outbox.lag_warning", "Time that an event may wait before the relay logs a warning.",
+							"Also what outbox.health() calls late. An event with not_before waits from then on. -1: no warning; 5 minutes for health().",
+							&outbox_lag_warning, 300000, -1, INT_MAX, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.relay_memory", "Memory for events that a relay has read and not yet published.",
 							"One event more than that may be held.",
 							&outbox_relay_memory, 64 * 1024, 1024, MAX_KILOBYTES, PGC_SUSET, GUC_UNIT_KB,
@@ -354,7 +358,7 @@ define_server_settings(void)
 							"For all databases together; each takes 40 bytes of shared memory once used.",
 							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
-							"Each takes about 250 kB of shared memory.",
+							"Each takes about 310 kB of shared memory.",
 							&outbox_max_databases, 32, 1, 1024, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 #ifdef OUTBOX_TEST_POINTS
 	DefineCustomIntVariable("outbox.test_feed_size", "Ring size, for tests.", NULL,

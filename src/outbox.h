@@ -10,7 +10,8 @@
  *	  leaves its places. Never wait for a heavyweight lock under it.
  *	- OutboxDatabase.feed_mutex (a spinlock) guards the ring with its readers
  *	  and nothing else.
- *	- OutboxDatabase.status_lock guards the texts of the status.
+ *	- OutboxDatabase.status_lock guards the texts of the status, and who adds to
+ *	  the groups and errors of the meters.
  *	- OutboxShared.prepared_lock guards the array of prepared transactions.
  *	- Fields of type pg_atomic_* are written by the process named beside them
  *	  and read by anyone without a lock.
@@ -29,6 +30,7 @@
 
 #include "compat.h"
 #include "error_class.h"
+#include "meter.h"
 #include "slots.h"
 
 #define OUTBOX_SCHEMA "outbox"
@@ -59,6 +61,13 @@ typedef struct OutboxRange
 	int64		lo;
 	int64		hi;
 } OutboxRange;
+
+/* What a transaction has pushed, or many together. */
+typedef struct OutboxFeedEntry
+{
+	OutboxRange range;
+	TimestampTz committed_at;	/* 0: not known, or of several */
+} OutboxFeedEntry;
 
 typedef enum OutboxRelayState
 {
@@ -96,6 +105,8 @@ typedef struct OutboxPlace
 	pg_atomic_uint64 read_up_to;	/* end of the relay's sequential pass */
 	pg_atomic_uint64 in_flight; /* handed to the broker, no answer yet */
 	pg_atomic_uint64 oldest_pending;	/* TimestampTz of the oldest known pending event, 0: none */
+	pg_atomic_uint64 late_since;	/* TimestampTz: an event waits since then, longer than outbox.lag_warning; 0: none does */
+	OutboxCounts counts;		/* since the last reset */
 	pg_atomic_uint64 open_from;	/* its lowest known position that isn't terminal, PG_INT64_MAX: none */
 	pg_atomic_uint64 flush_seen; /* it has read everything committed before this call of flush() */
 } OutboxPlace;
@@ -197,7 +208,7 @@ typedef struct OutboxDatabase
 
 	slock_t		feed_mutex;
 	uint32		feed_head;		/* next to write */
-	OutboxRange feed[OUTBOX_FEED_SIZE];
+	OutboxFeedEntry feed[OUTBOX_FEED_SIZE];
 	OutboxFeedReader readers[OUTBOX_MAX_RELAYS];
 
 	LWLock		status_lock;
@@ -205,6 +216,7 @@ typedef struct OutboxDatabase
 	pg_atomic_uint64 flush_calls; /* calls of outbox.flush() */
 	pg_atomic_uint32 careful;	/* the next relay builds each event in a subtransaction: one can't be read */
 	pg_atomic_uint64 errors[OUTBOX_ERROR_CLASSES]; /* failures to publish since the server started */
+	OutboxMeters meters;
 	OutboxPlace	places[OUTBOX_MAX_RELAYS];
 	pg_atomic_uint32 subscription_changes;	/* raised when the table of subscriptions has changed */
 	pg_atomic_uint32 subscriptions_read; /* 1 + that count when a scout had read it; 0: none has */
@@ -327,6 +339,7 @@ extern int	outbox_retry_base_delay;
 extern int	outbox_retry_max_delay;
 extern int outbox_max_attempts;
 extern int	outbox_max_pending;
+extern int	outbox_lag_warning;
 extern int outbox_poison_policy;
 extern bool outbox_preserve_aggregate_order;
 extern char *outbox_dead_letter_subject;

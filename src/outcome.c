@@ -61,22 +61,6 @@ outbox_outcome_has_room(const OutboxRelay *relay)
 		relay->acked_count < OUTBOX_SETTLE_BATCH;
 }
 
-/* For status(): the last error of any kind, and how many there were of each class. */
-static void
-count_error(OutboxRelay *relay, OutboxErrorClass class, int code, const char *text, const OutboxEvent *event)
-{
-	OutboxRelayStatus *status = &relay->self->status;
-
-	pg_atomic_fetch_add_u64(&relay->database->errors[class], 1);
-	LWLockAcquire(&relay->database->status_lock, LW_EXCLUSIVE);
-	if (event->broken != NULL)
-		snprintf(status->last_error, sizeof(status->last_error), "%s", text);
-	else
-		snprintf(status->last_error, sizeof(status->last_error), "%s, publishing to \"%s\" in stream \"%s\"", text,
-				 event->message.subject, outbox_stream);
-	LWLockRelease(&relay->database->status_lock);
-}
-
 static void
 acked(OutboxRelay *relay, OutboxEvent *event, int64 now)
 {
@@ -86,6 +70,8 @@ acked(OutboxRelay *relay, OutboxEvent *event, int64 now)
 	entry->home = event->home;
 	entry->claim = event->claim;
 	entry->has_delivery = event->has_delivery;
+	entry->at = now;
+	outbox_count_published(relay, event, now);
 	settle_soon(relay, now);
 	outbox_schedule_done(relay->schedule, &event->schedule, now);
 }
@@ -159,11 +145,11 @@ put_off(OutboxRelay *relay, OutboxEvent *event, OutboxErrorClass class, int code
 void
 outbox_outcome_refused(OutboxRelay *relay, OutboxEvent *event, int code, const char *text, int64 now)
 {
+	const char *source = event->broken != NULL ? "outbox relay" : outbox_error_source(BROKER_REFUSED, code);
 	char		full[OUTBOX_FAILURE_TEXT_SIZE];
 
-	snprintf(full, sizeof(full), "%s: %s", event->broken != NULL ? "outbox relay" : outbox_error_source(BROKER_REFUSED, code),
-			 text);
-	count_error(relay, OUTBOX_ERROR_PERMANENT, code, full, event);
+	snprintf(full, sizeof(full), "%s: %s", source, text);
+	outbox_count_failure(relay, event, OUTBOX_ERROR_PERMANENT, source, code, full);
 	refused(relay, event, OUTBOX_ERROR_PERMANENT, code, full, now);
 }
 
@@ -176,6 +162,7 @@ run_acked(OutboxRelay *relay, OutboxEvent *first, int64 now)
 	OutboxEvent *event = first;
 
 	outbox_flow_batch_outcome(&relay->flow, true, now, &delays);
+	outbox_meter_count(&relay->self->counts, OUTBOX_COUNT_BATCHES, 1);
 	for (int i = 0; i < count; i++)
 	{
 		OutboxEvent *behind = (OutboxEvent *) outbox_schedule_behind(&event->schedule);
@@ -230,6 +217,7 @@ outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 {
 	OutboxEvent *event = outcome->cookie;
 	OutboxErrorClass class = outbox_error_class(outcome->kind, outcome->code, outcome->status);
+	const char *source = outbox_error_source(outcome->kind, outcome->code);
 	OutboxBackoff delays = backoff();
 	char		text[OUTBOX_FAILURE_TEXT_SIZE];
 
@@ -248,11 +236,10 @@ outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now)
 		return;
 	}
 	if (outcome->code != 0)
-		snprintf(text, sizeof(text), "%s error %d: %s", outbox_error_source(outcome->kind, outcome->code), outcome->code,
-				 outcome->text);
+		snprintf(text, sizeof(text), "%s error %d: %s", source, outcome->code, outcome->text);
 	else
-		snprintf(text, sizeof(text), "%s: %s", outbox_error_source(outcome->kind, outcome->code), outcome->text);
-	count_error(relay, class, outcome->code, text, event);
+		snprintf(text, sizeof(text), "%s: %s", source, outcome->text);
+	outbox_count_failure(relay, event, class, source, outcome->code, text);
 	if (outcome->kind == BROKER_LOST)
 	{
 		take_back(relay, event);

@@ -12,6 +12,7 @@
 #include <signal.h>
 
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "storage/ipc.h"
 #include "storage/pmsignal.h"
 #include "utils/memutils.h"
@@ -493,6 +494,32 @@ warn_of_stream(const BrokerStatus *broker)
 				 errhint("Create the consumers first, or make the stream with another retention policy. See docs/failures.md, \"Stream discards\".")));
 }
 
+/* For pg_stat_activity. */
+static void
+tell_activity(const BrokerStatus *broker, OutboxRelayState state)
+{
+	char		text[BROKER_TEXT_SIZE + 2 * OUTBOX_TEXT_SIZE];
+
+	switch (state)
+	{
+		case OUTBOX_RELAY_ACTIVE:
+			snprintf(text, sizeof(text), "outbox relay: publishes to stream \"%s\" at %s", outbox_stream, broker->server);
+			break;
+		case OUTBOX_RELAY_STREAM_TROUBLE:
+			snprintf(text, sizeof(text), "outbox relay: waits for stream \"%s\": %s", outbox_stream, broker->text);
+			break;
+		case OUTBOX_RELAY_BROKER_TROUBLE:
+			snprintf(text, sizeof(text), "outbox relay: gets no acknowledgements from %s, sends one probe at a time", broker->server);
+			break;
+		case OUTBOX_RELAY_PAUSED:
+			snprintf(text, sizeof(text), "outbox relay: paused by outbox.pause()");
+			break;
+		default:
+			snprintf(text, sizeof(text), "outbox relay: connects to NATS%s%s", broker->text[0] != '\0' ? ": " : "", broker->text);
+	}
+	pgstat_report_activity(STATE_IDLE, text);
+}
+
 static void
 show_state(OutboxRelay *relay, const BrokerStatus *broker, OutboxRelayState state)
 {
@@ -531,6 +558,8 @@ outbox_publisher_report(OutboxRelay *relay)
 	is_new_connection = broker.connects != connects;
 	connects = broker.connects;
 	if (is_new_connection)
+		outbox_meter_count(&relay->self->counts, OUTBOX_COUNT_CONNECTS, 1);
+	if (is_new_connection)
 		outbox_flow_reset(&relay->flow, outbox_max_in_flight);
 	log_news(relay, &broker, state);
 	/* From a server in lame duck mode to another one: no other state was seen in between. */
@@ -545,4 +574,5 @@ outbox_publisher_report(OutboxRelay *relay)
 	if (state == OUTBOX_RELAY_ACTIVE && before != state)
 		outbox_schedule_retry_now(relay->schedule);
 	show_state(relay, &broker, state);
+	tell_activity(&broker, state);
 }

@@ -99,6 +99,7 @@ leave(int code, Datum arg)
 	pg_atomic_write_u64(&self->in_flight, 0);
 	report(terminated || asked || must_leave() ? OUTBOX_REPORT_ASKED : OUTBOX_REPORT_NONE);
 	outbox_ownership_leave(&relay.member);
+	pg_atomic_write_u64(&self->late_since, 0);
 	/* What it knew is known to those who take over. */
 	if (outbox_shmem_has_relays(relay.database))
 	{
@@ -251,6 +252,17 @@ time_to_sleep(int64 now)
 	return limit >= 0 ? Min(limit, (int) until) : (int) until;
 }
 
+/* What pg_stat_activity shows while it sleeps. */
+static uint32
+wait_event(void)
+{
+	if (pg_atomic_read_u64(&relay.self->in_flight) > 0)
+		return OUTBOX_WAIT_EVENT("OutboxRelayAck");
+	if (relay.self->status.state != OUTBOX_RELAY_ACTIVE && relay.self->status.state != OUTBOX_RELAY_PAUSED)
+		return OUTBOX_WAIT_EVENT("OutboxRelayBroker");
+	return OUTBOX_WAIT_EVENT("OutboxRelayIdle");
+}
+
 /* Sleeps; true if the latch was set. */
 static bool
 sleep_until_something(WaitEventSet *events)
@@ -262,7 +274,7 @@ sleep_until_something(WaitEventSet *events)
 
 	if (relay.more_to_read && !relay.changing && should_read(false))
 		timeout = 0;
-	count = WaitEventSetWait(events, timeout, event, lengthof(event), PG_WAIT_EXTENSION);
+	count = WaitEventSetWait(events, timeout, event, lengthof(event), wait_event());
 	for (int i = 0; i < count; i++)
 	{
 		if (event[i].events & WL_LATCH_SET)

@@ -29,6 +29,7 @@ typedef struct OutboxAcked
 	int			home;			/* of its row in the log: ring.h */
 	int			claim;
 	bool		has_delivery;	/* there is a delivery row to close */
+	int64		at;				/* when, by the relay's clock */
 } OutboxAcked;
 
 /* "JetStream error 10077: ", say, and a text of broker.h. */
@@ -57,6 +58,15 @@ typedef struct OutboxRangeList
 	int			count;
 	int			space;
 } OutboxRangeList;
+
+/* When the events of a pushed range were committed, by the relay's clock. Of so many it is remembered. */
+#define OUTBOX_SAMPLES 16
+
+typedef struct OutboxSample
+{
+	OutboxRange range;
+	int64		committed_at;
+} OutboxSample;
 
 /* Events held per aggregate; more are read again when their turn comes. */
 #define OUTBOX_MAX_QUEUE 2048
@@ -100,6 +110,8 @@ typedef struct OutboxRelay
 	int64		read_up_to;		/* the sequential pass has got here */
 	int64		pushed_up_to;	/* highest position that was pushed */
 	OutboxRangeList late;		/* at or below read_up_to, still to be read */
+	OutboxSample samples[OUTBOX_SAMPLES];
+	int			sample_count;
 	bool		more_to_read;	/* the last read stopped before its end */
 	uint64		flush_read;		/* OutboxDatabase.flush_calls before the last read */
 	int64		oldest_at;		/* when to look for the oldest pending event again */
@@ -189,6 +201,14 @@ extern void outbox_store_enact(OutboxRelay *relay);
 extern void outbox_store_close_deliveries(Datum *positions, int count);
 extern void outbox_store_settle(OutboxRelay *relay);
 extern void outbox_store_advance_watermark(OutboxRelay *relay);
+
+/* count.c */
+extern void outbox_count_forget(void);
+extern void outbox_count_published(OutboxRelay *relay, const OutboxEvent *event, int64 now);
+extern void outbox_count_failure(OutboxRelay *relay, const OutboxEvent *event, OutboxErrorClass class, const char *source,
+								 int code, const char *text);
+extern void outbox_count_dead(OutboxRelay *relay, const OutboxEvent *event);
+extern void outbox_count_settled(OutboxRelay *relay);
 
 /* outcome.c */
 extern void outbox_outcome_take(OutboxRelay *relay, const BrokerOutcome *outcome, int64 now);

@@ -417,6 +417,32 @@ outbox_schedule_oldest(const Schedule *schedule)
 	return oldest;
 }
 
+int64_t
+outbox_schedule_oldest_due(const Schedule *schedule, int64_t now, int64_t distance)
+{
+	int64_t		oldest = INT64_MAX;
+
+	for (size_t i = 0; i < (size_t) 1 << schedule->table.bits; i++)
+	{
+		const Aggregate *aggregate = schedule->table.buckets[i];
+
+		for (; aggregate != NULL; aggregate = aggregate->next_in_bucket)
+		{
+			const SchedEvent *head = aggregate->head;
+			int64_t		due = aggregate->deferred_created;
+
+			/* A wait for not_before, neither a retry nor a verdict; what is behind waits by its user's wish, too. */
+			if (aggregate->state == AGGREGATE_WAITING && !aggregate->retry_wait && aggregate->failures == 0 && aggregate->heap_key > now)
+				continue;
+			if (head != NULL)
+				due = head->not_before > 0 && head->not_before + distance > head->created ? head->not_before + distance : head->created;
+			if (due < oldest)
+				oldest = due;
+		}
+	}
+	return oldest;
+}
+
 /* ---------- back-off ---------- */
 
 int64_t

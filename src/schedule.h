@@ -192,6 +192,13 @@ extern void outbox_schedule_get_counts(const Schedule *schedule, ScheduleCounts 
 extern int64_t outbox_schedule_oldest(const Schedule *schedule);
 
 /*
+ * Since when the event that has waited longest could have gone out as far as its
+ * user is concerned: enqueued, and not_before is over. INT64_MAX: there is none.
+ * distance: that of "created" to the schedule's time. Looks at all aggregates.
+ */
+extern int64_t outbox_schedule_oldest_due(const Schedule *schedule, int64_t now, int64_t distance);
+
+/*
  * Delay after so many failures in a row, at least 1, in microseconds:
  * base doubled with each further one, at most max, never below 1; jitter is a
  * random number in [0, 1) and takes away up to a quarter (but delays still

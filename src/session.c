@@ -105,6 +105,7 @@ leave(int code, Datum arg)
 	pg_atomic_write_u64(&session->self->in_flight, 0);
 	pg_atomic_write_u64(&session->self->known_pending, 0);
 	pg_atomic_write_u64(&session->self->oldest_pending, 0);
+	pg_atomic_write_u64(&session->self->late_since, 0);
 	outbox_store_unload(session);
 	session = NULL;
 	work = WORK_NONE;

@@ -58,6 +58,8 @@ init_place(OutboxPlace *place)
 	pg_atomic_init_u64(&place->read_up_to, 0);
 	pg_atomic_init_u64(&place->in_flight, 0);
 	pg_atomic_init_u64(&place->oldest_pending, 0);
+	pg_atomic_init_u64(&place->late_since, 0);
+	outbox_meter_init_counts(&place->counts);
 	pg_atomic_init_u64(&place->open_from, 0);
 	pg_atomic_init_u64(&place->flush_seen, 0);
 }
@@ -114,6 +116,7 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->careful, 0);
 	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
 		pg_atomic_init_u64(&database->errors[i], 0);
+	outbox_meter_init(&database->meters);
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 		init_place(&database->places[i]);
 	pg_atomic_init_u32(&database->subscription_changes, 0);
@@ -233,6 +236,9 @@ reset_database(OutboxDatabase *database)
 	outbox_slots_reset(&database->slots);
 	for (int i = 0; i < OUTBOX_ERROR_CLASSES; i++)
 		pg_atomic_write_u64(&database->errors[i], 0);
+	outbox_meter_clear(&database->meters);
+	pg_atomic_write_u64(&database->meters.reset_at, 0);
+	pg_atomic_write_u32(&database->meters.group_count, 0);
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 	{
 		OutboxPlace *place = &database->places[i];
@@ -243,6 +249,8 @@ reset_database(OutboxDatabase *database)
 		pg_atomic_write_u64(&place->known_pending, 0);
 		pg_atomic_write_u64(&place->read_up_to, 0);
 		pg_atomic_write_u64(&place->oldest_pending, 0);
+		pg_atomic_write_u64(&place->late_since, 0);
+		outbox_meter_clear_counts(&place->counts);
 	}
 	for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
 	{

@@ -177,10 +177,12 @@ outbox_store_unload(OutboxRelay *relay)
 	relay->tracker = NULL;
 	relay->parked = NULL;
 	relay->late.count = 0;
+	relay->sample_count = 0;
 	relay->pushed_up_to = 0;
 	relay->in_flight_bytes = 0;
 	relay->flush_read = 0;
 	outbox_backlog_forget(relay);
+	outbox_count_forget();
 }
 
 /* Makes tracker and schedule and fills them with what relays have recorded. */

@@ -139,28 +139,81 @@ sort_ranges(OutboxRangeList *list)
 
 /* What the pass has gone by is late; the rest it will meet itself. */
 static void
-note_pushed(OutboxRelay *relay, const OutboxRange *ranges, int count)
+note_pushed(OutboxRelay *relay, const OutboxFeedEntry *entries, int count)
 {
 	for (int i = 0; i < count; i++)
 	{
-		add_range(&relay->late, ranges[i].lo, Min(ranges[i].hi, relay->read_up_to));
-		relay->pushed_up_to = Max(relay->pushed_up_to, ranges[i].hi);
+		const OutboxRange *range = &entries[i].range;
+
+		add_range(&relay->late, range->lo, Min(range->hi, relay->read_up_to));
+		relay->pushed_up_to = Max(relay->pushed_up_to, range->hi);
 	}
+}
+
+/*
+ * Remembers of some of these pushes when they were committed, spread over all,
+ * as far as there is room: a sample is enough to time the way from the commit.
+ */
+static void
+sample_pushed(OutboxRelay *relay, const OutboxFeedEntry *entries, int count)
+{
+	int			room = OUTBOX_SAMPLES - relay->sample_count;
+	int			step = room == 0 ? 0 : (count + room - 1) / room;
+	int64		distance;
+
+	if (room == 0 || count == 0)
+		return;
+	distance = GetCurrentTimestamp() - outbox_clock_now();
+	for (int i = 0; i < count; i += step)
+	{
+		if (entries[i].committed_at != 0)
+			relay->samples[relay->sample_count++] = (OutboxSample) {entries[i].range, entries[i].committed_at - distance};
+	}
+}
+
+/* Samples that have been read make room. */
+static void
+drop_samples(OutboxRelay *relay)
+{
+	int			kept = 0;
+
+	if (relay->late.count > 0)
+		return;
+	for (int i = 0; i < relay->sample_count; i++)
+	{
+		if (relay->samples[i].range.hi > relay->read_up_to)
+			relay->samples[kept++] = relay->samples[i];
+	}
+	relay->sample_count = kept;
+}
+
+/* When a position was committed, by the relay's clock; 0: it isn't in the sample. */
+static int64
+commit_time(const OutboxRelay *relay, int64 position)
+{
+	for (int i = 0; i < relay->sample_count; i++)
+	{
+		if (position >= relay->samples[i].range.lo && position <= relay->samples[i].range.hi)
+			return relay->samples[i].committed_at;
+	}
+	return 0;
 }
 
 /* Steps 2 and 3 of the rule: what prepared array and ring hold, as far as the pass has gone by. */
 static void
 collect_late(OutboxRelay *relay)
 {
-	OutboxRange ranges[DRAIN_BATCH];
+	OutboxFeedEntry entries[DRAIN_BATCH];
 	int			count;
 
+	drop_samples(relay);
 	/* Another relay may have collected it, and pushed it into our ring before: so the ring comes second. */
 	relay->keys_left_behind |= outbox_feed_collect_prepared(relay->database);
 	do
 	{
-		count = outbox_feed_drain(relay->database, relay->member.place, ranges, DRAIN_BATCH);
-		note_pushed(relay, ranges, count);
+		count = outbox_feed_drain(relay->database, relay->member.place, entries, DRAIN_BATCH);
+		note_pushed(relay, entries, count);
+		sample_pushed(relay, entries, count);
 	} while (count == DRAIN_BATCH);
 	sort_ranges(&relay->late);
 }
@@ -301,8 +354,12 @@ hand_on(OutboxReader *reader, const OutboxLogScan *scan, HeapTuple tuple)
 	if (outbox_schedule_would_defer(relay->schedule, key) || outbox_store_is_parked(relay, agg_hash))
 		taken = outbox_schedule_defer(relay->schedule, key, position, outbox_log_scan_int64(scan, tuple, LOG_CREATED_AT, 0));
 	else
-		taken = outbox_schedule_add(relay->schedule, &outbox_reader_build(reader, scan, tuple)->schedule,
-									outbox_clock_now()) != SCHEDULE_NO_MEMORY;
+	{
+		OutboxEvent *event = outbox_reader_build(reader, scan, tuple);
+
+		event->committed_at = commit_time(relay, position);
+		taken = outbox_schedule_add(relay->schedule, &event->schedule, outbox_clock_now()) != SCHEDULE_NO_MEMORY;
+	}
 	if (!taken)
 		outbox_relay_out_of_memory();
 }

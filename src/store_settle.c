@@ -336,6 +336,7 @@ enact(OutboxRelay *relay, const OutboxFailure *entry)
 	uint64		agg_hash = entry->agg_hash;
 
 	tell(relay, entry);
+	outbox_count_dead(relay, entry->final);
 	outbox_claims_release(relay, entry->final->claim, entry->position);
 	switch (entry->state)
 	{
@@ -378,6 +379,7 @@ void
 outbox_store_enact(OutboxRelay *relay)
 {
 	OUTBOX_TEST_POINT("settled");
+	outbox_count_settled(relay);
 	for (int i = 0; i < relay->failures_recorded; i++)
 	{
 		if (relay->failures[i].final != NULL)

@@ -93,6 +93,7 @@ my %setting = (
 	retry_max_delay => { context => 'superuser', invalid => [ @$numbers, 86400001 ], valid => [ '200ms', '250ms' ] },
 	# a quarter of it may be in flight: 256 kB
 	relay_memory => { context => 'superuser', invalid => [ '-1', '0', '1kB', '9999999TB', 'much', '' ], valid => [ '1MB', '2MB' ], effect => sub { in_flight(100_000, '= 3') } },
+	lag_warning => { context => 'superuser', invalid => [ '-2', '2147483648', 'much', '' ], valid => [ '1h', '-1' ] },
 	max_attempts => { context => 'superuser', invalid => [ @$numbers ], valid => [ 3, 2147483647 ] },
 	max_pending => {
 		context => 'superuser',

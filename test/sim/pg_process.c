@@ -52,6 +52,7 @@ int			outbox_retry_base_delay;
 int			outbox_retry_max_delay;
 int			outbox_max_attempts;
 int			outbox_max_pending;
+int			outbox_lag_warning = 2000;
 int			outbox_poison_policy;
 int			outbox_relay_memory;
 int			outbox_workers;

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "fmgr.h"
+#include "pgstat.h"
 #include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
@@ -223,6 +224,11 @@ void		pgstat_report_appname(const char *appname);
 
 void
 pgstat_report_appname(const char *appname)
+{
+}
+
+void
+pgstat_report_activity(BackendState state, const char *cmd_str)
 {
 }
 

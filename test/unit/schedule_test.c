@@ -535,6 +535,34 @@ test_oldest(void)
 	outbox_schedule_destroy(schedule);
 }
 
+/* What is scheduled for later isn't late; what has failed, or whose time has come, is. created = time + 1000. */
+static void
+test_oldest_due(void)
+{
+	Schedule   *schedule = new_schedule(2);
+	SchedEvent *event = new_event(1, 1);
+
+	ok(outbox_schedule_oldest_due(schedule, 0, 1000) == INT64_MAX, "nothing is due in an empty schedule");
+	event->created = 1001;
+	event->not_before = 500;
+	outbox_schedule_add(schedule, event, 10);
+	ok(outbox_schedule_oldest_due(schedule, 499, 1000) == INT64_MAX, "nor before its not_before");
+	add_many(schedule, 2, 5, 8);
+	ok(outbox_schedule_oldest_due(schedule, 499, 1000) == 50, "others are due since they were enqueued");
+	event = take(schedule);
+	outbox_schedule_retry(schedule, event, 9999, 1);
+	ok(outbox_schedule_oldest_due(schedule, 499, 1000) == 50, "also while they wait for a retry");
+	outbox_schedule_destroy(schedule);
+
+	schedule = new_schedule(2);
+	event = new_event(1, 1);
+	event->created = 1001;
+	event->not_before = 500;
+	outbox_schedule_add(schedule, event, 600);
+	ok(outbox_schedule_oldest_due(schedule, 700, 1000) == 1500, "a scheduled one since then");
+	outbox_schedule_destroy(schedule);
+}
+
 static bool
 same_counts(ScheduleCounts a, ScheduleCounts b)
 {
@@ -700,6 +728,7 @@ main(void)
 	test_redriven();
 	test_budget();
 	test_oldest();
+	test_oldest_due();
 	test_no_memory();
 	test_backoff_table();
 	test_backoff_random();
