@@ -4,6 +4,18 @@
 
 -- ---------------------------------------------------------------- tables
 
+-- Each part names here what whom may do with its objects; every function and relation must be named. kind: one that
+-- outbox.grant_<kind>() and revoke_<kind>() deal with; 'public': everybody; 'owner': nobody else, with privilege ALL.
+CREATE TABLE outbox.privileges (
+    kind      text   NOT NULL,
+    privilege text   NOT NULL,               -- EXECUTE: on all functions of that name; else on a relation
+    object    name   NOT NULL,               -- in schema outbox
+    columns   name[]                         -- NULL: all
+);
+COMMENT ON TABLE outbox.privileges IS 'what outbox.grant_producer() and its like grant: the privileges of each kind of role; owner: for nobody else';
+INSERT INTO outbox.privileges SELECT 'monitor', 'SELECT', unnest('{privileges, pauses, purges}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{position, ledger, ring, request, request_id_seq}'::name[]);
+
 -- CACHE 1: a cached range would break "position order is commit order" within an aggregate.
 CREATE SEQUENCE outbox.position AS bigint CACHE 1;
 COMMENT ON SEQUENCE outbox.position IS 'places of events in the log; numbers of rolled-back transactions are never used';

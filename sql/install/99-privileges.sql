@@ -1,7 +1,12 @@
 -- ------------------------------------------------------------ privileges
 
--- Nothing for PUBLIC that writes or that shows data; EXECUTE on the enqueue
--- functions (or INSERT on outbox.events) is the privilege to enqueue.
+-- Nothing for PUBLIC but what is named as that.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
--- Called from within outbox.events with the rights of whoever reads the view; shows numbers and times only.
-GRANT EXECUTE ON FUNCTION outbox.in_flight_positions(), outbox.settled_at(bigint), outbox.aggregate_hash(text, text) TO PUBLIC;
+DO $$
+DECLARE
+    privilege text;
+BEGIN
+    FOR privilege IN SELECT outbox.privileges_of('public') LOOP
+        EXECUTE pg_catalog.format('GRANT %s TO PUBLIC', privilege);
+    END LOOP;
+END $$;
