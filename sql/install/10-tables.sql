@@ -43,6 +43,8 @@ CREATE TABLE outbox.log (
 );
 -- Empty as the table is: without it the planner can't merge the children by position.
 CREATE INDEX log_position ON outbox.log (position);
+-- Concerns nobody but tenants; without policies, as after a restore, they see nothing.
+ALTER TABLE outbox.log ENABLE ROW LEVEL SECURITY;
 COMMENT ON TABLE outbox.log IS 'the events, insert-only; read it through outbox.events';
 
 -- Which positions are terminal, and since when: one row per settled batch and
