@@ -23,7 +23,9 @@ endif
 ifdef WERROR
 PG_CFLAGS += -Werror
 endif
-SHLIB_LINK = -lnats -lcrypto -lpthread
+SHLIB_LINK = -lnats -lcrypto -lcurl -lz -lzstd -lpthread
+
+EXTRA_CLEAN = outbox-replay $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
@@ -34,6 +36,26 @@ $(OBJS): $(wildcard src/*.h)
 # The install script is made of parts.
 sql/outbox--$(EXTVERSION).sql: $(sort $(wildcard sql/install/*.sql)) outbox.control
 	cat $(filter %.sql,$^) >$@
+
+# The command outbox-replay: the plain C of src/, and a few files of its own.
+CLI_SHARED = archive_file archive_manifest attributes buffer encode envelope json pause replay_archive replay_clickhouse replay_filter replay_line replay_player url ack \
+	$(patsubst src/%.c,%,$(wildcard src/broker*.c))
+CLI_OBJS = $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
+$(CLI_OBJS): $(wildcard src/cli/*.h src/*.h)
+$(CLI_OBJS): %.o: %.c
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -DOUTBOX_VERSION='"$(EXTVERSION)"' -I$(shell $(PG_CONFIG) --includedir) -c -o $@ $<
+outbox-replay: $(CLI_OBJS) $(CLI_SHARED:%=src/%.o)
+	$(CC) $(CFLAGS) -o $@ $^ -L$(shell $(PG_CONFIG) --libdir) -lpq $(SHLIB_LINK)
+all: outbox-replay
+install: install-cli
+install-cli: outbox-replay
+	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(DESTDIR)$(mandir)/man1'
+	$(INSTALL_PROGRAM) outbox-replay '$(DESTDIR)$(bindir)/outbox-replay'
+	$(INSTALL_DATA) docs/man/outbox-replay.1 '$(DESTDIR)$(mandir)/man1/outbox-replay.1'
+uninstall: uninstall-cli
+uninstall-cli:
+	rm -f '$(DESTDIR)$(bindir)/outbox-replay' '$(DESTDIR)$(mandir)/man1/outbox-replay.1'
+.PHONY: install-cli uninstall-cli
 
 # TAP tests find their module in t/, and talk to NATS through a tool of ours.
 PROVE_FLAGS = -I t

@@ -32,10 +32,25 @@ SELECT a.privilege_type FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.nspn
 -- functions that run with their owner's rights look nowhere else
 SELECT p.oid::regprocedure AS unsafe FROM pg_proc p
 WHERE p.pronamespace = 'outbox'::regnamespace AND p.prosecdef AND ('search_path=pg_catalog, pg_temp' = ANY (p.proconfig)) IS NOT TRUE;
+-- what asks for its caller's rights has the function that it then calls as superuser, and which by itself has no rights
+SELECT p.oid::regprocedure AS without_function FROM pg_proc p
+WHERE p.pronamespace = 'outbox'::regnamespace AND p.prosrc = 'outbox_for_caller' AND NOT EXISTS (
+    SELECT FROM pg_proc f JOIN outbox.privileges o ON o.object = f.proname AND o.kind = 'owner'
+    WHERE f.pronamespace = p.pronamespace AND f.proname = p.proname || '_for' AND NOT f.prosecdef AND f.prorettype = p.prorettype AND f.proretset = p.proretset
+      AND 'search_path=pg_catalog, pg_temp' = ANY (f.proconfig) AND f.proargtypes::text = concat_ws(' ', 'oid'::regtype::oid::text, nullif(p.proargtypes::text, '')));
 -- all that a monitor sees of events but payload and headers
 SELECT a.attname AS hidden FROM pg_attribute a
 WHERE a.attrelid = 'outbox.events'::regclass AND a.attnum > 0
   AND NOT EXISTS (SELECT FROM outbox.privileges p WHERE p.kind = 'monitor' AND p.object = 'events' AND a.attname = ANY (p.columns)) ORDER BY a.attnum;
+SELECT a.attname AS hidden FROM pg_attribute a
+WHERE a.attrelid = 'outbox.parked_messages'::regclass AND a.attnum > 0
+  AND NOT EXISTS (SELECT FROM outbox.privileges p WHERE p.kind = 'monitor' AND p.object = 'parked_messages' AND a.attname = ANY (p.columns)) ORDER BY a.attnum;
+-- nor anywhere else what may be payload, headers or a secret: only the names of captures' headers, and what outbox.replays masks
+SELECT p.kind, p.object, a.attname FROM outbox.privileges p
+JOIN pg_attribute a ON a.attrelid = to_regclass('outbox.' || quote_ident(p.object)) AND a.attnum > 0 AND (p.columns IS NULL OR a.attname = ANY (p.columns))
+WHERE p.kind IN ('monitor', 'operator', 'producer') AND p.privilege = 'SELECT'
+  AND (a.attname ~ 'payload|header|^data$|message|directory|url|source_text' OR a.atttypid IN ('bytea'::regtype, 'jsonb'::regtype, 'outbox.message'::regtype))
+ORDER BY 1, 2, 3;
 -- each kind has its two functions
 SELECT DISTINCT kind AS without_functions FROM outbox.privileges
 WHERE kind NOT IN ('owner', 'public') AND (to_regprocedure('outbox.grant_' || kind || '(name)') IS NULL OR to_regprocedure('outbox.revoke_' || kind || '(name)') IS NULL);
@@ -92,6 +107,9 @@ GRANT SELECT ON ALL TABLES IN SCHEMA outbox TO regress_grants_member;
 SET ROLE regress_grants_member;
 SELECT pg_temp.attempt($$SELECT outbox.grant_relay('regress_grants_member')$$);
 SELECT pg_temp.attempt($$SELECT outbox.grant_kind('regress_grants_member', 'owner')$$);
+SELECT pg_temp.attempt($$SELECT outbox.replay(query => 'SELECT 1')$$);
+SELECT pg_temp.attempt($$SELECT outbox.replay_for(10, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '/', NULL, NULL)$$);
+SELECT pg_temp.attempt($$SELECT outbox.unsubscribe_for(10, 'GRANTS', 'other', true)$$);
 SELECT pg_temp.attempt($$INSERT INTO outbox.privileges VALUES ('producer', 'SELECT', 'log')$$);
 RESET ROLE;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM regress_grants_member;
@@ -129,6 +147,28 @@ INSERT INTO tries (what, statement) VALUES
     ('forge a ledger', $$INSERT INTO outbox.ledger_0 VALUES (0, now(), 1, 1, 0, 1023)$$),
     ('forge a state', $$UPDATE outbox.delivery SET state = 'd'$$),
     ('forge a row', $$UPDATE outbox.events SET payload = '{}'$$),
+    ('captures', $$SELECT * FROM outbox.captures, outbox.guards$$),
+    ('adoptions', $$SELECT * FROM outbox.adoptions$$),
+    ('lint', $$SELECT * FROM outbox.lint()$$),
+    ('forge a rule', $$SELECT outbox.rule_save_for('pg_database_owner'::regrole, 'capture', 'pg_class', 'x', '{}')$$),
+    ('inbox_accept', $$SELECT outbox.inbox_accept('grants', gen_random_uuid())$$),
+    ('inbox_consumers', $$SELECT * FROM outbox.inbox_consumers$$),
+    ('inbox_configure', $$SELECT outbox.inbox_configure('grants')$$),
+    ('inbox_forget', $$SELECT outbox.inbox_forget('grants')$$),
+    ('forge an inbox', $$DELETE FROM outbox.inbox$$),
+    ('unsubscribe', $$SELECT outbox.unsubscribe('GRANTS', 'other')$$),
+    ('subscribe as another', $$SELECT outbox.subscribe_for('pg_database_owner'::regrole, 'G', 'o', 'now', NULL, false, false, 1, '1 s', 1, NULL)$$),
+    ('subscriptions', $$SELECT * FROM outbox.subscriptions$$),
+    ('parked errors', $$SELECT id, last_error FROM outbox.parked_messages$$),
+    ('parked payloads', $$SELECT * FROM outbox.parked_messages$$),
+    ('own parked', $$SELECT * FROM outbox.own_parked_messages$$),
+    ('replay', $$SELECT * FROM outbox.replay(aggregate_type => 'none')$$),
+    ('replay a query', $$SELECT * FROM outbox.replay(query => 'SELECT 1')$$),
+    ('replays', $$SELECT * FROM outbox.replays, outbox.replay_progress$$),
+    ('replay jobs', $$SELECT * FROM outbox.replay_job$$),
+    ('archive_files', $$SELECT file, events FROM outbox.archive_files$$),
+    ('directories', $$SELECT directory FROM outbox.archive_files$$),
+    ('verify_archive', $$SELECT * FROM outbox.verify_archive()$$),
     ('grant', $$SELECT outbox.grant_operator(current_user)$$);
 GRANT SELECT ON tries TO PUBLIC;
 CREATE FUNCTION pg_temp.verdicts() RETURNS TABLE (may text, may_not text) LANGUAGE sql AS $$

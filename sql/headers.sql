@@ -24,10 +24,20 @@ SELECT left(pg_temp.attempt($$SELECT outbox.enqueue('headers', 'bad', 'e', '{}',
 
 -- keys
 SELECT key, pg_temp.with_headers('key', jsonb_build_object(key, 'v'))
-FROM unnest(ARRAY['a', 'X-Y', 'x.y_z', '!#$%&''*+-.^_`|~9', 'cex', 'nats', 'content-types', 'traceparent', repeat('k', 256)]) key;
+FROM unnest(ARRAY['a', 'X-Y', 'x.y_z', '!#$%&''*+-.^_`|~9', 'cex', 'nats', 'content-types', 'traceparents', repeat('k', 256)]) key;
 SELECT pg_temp.with_headers('bad', jsonb_build_object(key, 'v'))
 FROM unnest(ARRAY['X: Y', 'X Y', E'X\r\nZ', E'X\tY', 'X:', '', 'é', '(x)', 'a/b', 'a"b', 'a{b}', repeat('k', 257), repeat('k', 300),
-    'ce-id', 'CE-Source', 'ce-', 'Nats-Msg-Id', 'nats-expected-stream', 'NATS-', 'Content-Type', 'content-type']) key;
+    'Nats-Msg-Id', 'nats-expected-stream', 'NATS-', 'Content-Type', 'content-type']) key;
+
+-- extension attributes of CloudEvents
+SELECT key, pg_temp.with_headers('attribute', jsonb_build_object(key, 'v'))
+FROM unnest(ARRAY['ce-tenant', 'ce-9', 'ce-subjects', 'ce-x' || repeat('k', 19)]) key;
+SELECT pg_temp.with_headers('bad', jsonb_build_object(key, 'v'))
+FROM unnest(ARRAY['ce-', 'CE-tenant', 'ce-Tenant', 'ce-ten_ant', 'ce-ten-ant', 'ce-é', 'ce-' || repeat('k', 21), 'ce-traceparent', 'ce-tracestate']) key;
+SELECT name, regexp_replace(pg_temp.with_headers('bad', jsonb_build_object('ce-' || name, 'v')), E'\n  hint.*', '')
+FROM unnest(ARRAY['id', 'source', 'type', 'subject', 'time', 'specversion', 'datacontenttype', 'dataschema', 'data', 'sequence', 'partitionkey',
+    'aggregatetype', 'aggregateversion']) name;
+SELECT pg_temp.with_headers('bad', '{"ce-tenant": ""}');
 SELECT pg_temp.with_headers('bad', '{"Key": "1", "kEY": "2"}');
 SELECT pg_temp.with_headers('bad', headers) FROM unnest(ARRAY['[]', '["a"]', '"a"', '1', 'null', 'true']::jsonb[]) headers;
 

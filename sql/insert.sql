@@ -21,7 +21,7 @@ WITH added AS (INSERT INTO outbox.events (aggregate_type, aggregate_id, event_ty
 SELECT position AS p, event_id AS i, occurred_at AS o, created_at AS c FROM added \gset
 SELECT (position, event_id, occurred_at, created_at) = (:p, :'i'::uuid, :'o'::timestamptz, :'c'::timestamptz) AS same
 FROM outbox.events WHERE aggregate_type = 'insert' AND aggregate_id = '2';
-SET outbox.traceparent = 'parent';
+SET outbox.traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
 INSERT INTO outbox.events (aggregate_type, aggregate_id, event_type, payload) VALUES ('insert', '2', 'trace', '1') RETURNING headers;
 RESET outbox.traceparent;
 

@@ -19,6 +19,16 @@ SELECT bool_and(e.payload = doc::jsonb AND e.payload::text = convert_from(l.payl
 FROM given JOIN outbox.log l ON l.aggregate_type = 'payload' AND l.aggregate_id = 'json' || n
 JOIN outbox.events e ON e.position = l.position;
 
+-- all characters and all shapes as jsonb's own output has them
+CREATE TEMP TABLE shapes AS
+    SELECT i AS n, to_jsonb(chr(i) || 'a' || chr(i)) AS doc FROM generate_series(1, 300) i
+    UNION ALL SELECT 1000, jsonb_object_agg(chr(i), chr(i) || chr(i)) FROM generate_series(1, 300) i
+    UNION ALL SELECT 2000 + n, d::jsonb FROM unnest(ARRAY['[[], {}, [{}], {"a": []}]', '{"a": {"b": [1, {"c": null}], "d": true}, "e": false, "": ""}', '[null]',
+        '[[[1], 2], -0.0, 1e3, 123456789012345678901234567890.5]', '{"k": [[], [""], "x"]}']) WITH ORDINALITY t (d, n);
+SELECT count(outbox.enqueue('payload', 'shape' || n, 'e', doc)) FROM shapes;
+SELECT count(*), bool_and(convert_from(l.payload, 'UTF8') = doc::text) AS same
+FROM shapes JOIN outbox.log l ON l.aggregate_type = 'payload' AND l.aggregate_id = 'shape' || n;
+
 -- the same as text, and text that isn't JSON at all
 INSERT INTO given VALUES (21, ''), (22, ' '), (23, E'\r\n\t'), (24, E'\uFEFF{}'), (25, 'é 😀 ' || chr(x'2028'::int)), (26, '{"a":'),
     (27, repeat('[', 60000) || repeat(']', 60000)), (28, E'\x01\x7f\\x41');

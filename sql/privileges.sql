@@ -53,7 +53,7 @@ INSERT INTO tries (what, statement) VALUES
     ('set a seed', $$SET outbox.nkey_seed_file = '/etc/passwd'$$),
     ('set the inbox', $$SET outbox.inbox_prefix = 'x'$$),
     ('set a limit', $$SET outbox.max_payload = '64MB'$$),
-    ('set a trace', $$SET outbox.traceparent = 'x'$$);
+    ('set a trace', $$SET outbox.traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'$$);
 GRANT SELECT ON tries TO PUBLIC;
 
 CREATE FUNCTION pg_temp.verdicts() RETURNS TABLE (what text, verdict text) LANGUAGE sql AS

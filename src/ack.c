@@ -55,8 +55,9 @@ take_word(Cursor *cursor, const char *word)
 	return true;
 }
 
-static int
-hex_value(char c)
+/* Of a hexadecimal digit; -1: it is none. */
+int
+ack_hex_value(char c)
 {
 	if (c >= '0' && c <= '9')
 		return c - '0';
@@ -92,7 +93,7 @@ take_escape(Cursor *cursor)
 		return -1;
 	for (int i = 0; i < 4; i++)
 	{
-		int			digit = hex_value(*cursor->at++);
+		int			digit = ack_hex_value(*cursor->at++);
 
 		if (digit < 0)
 			return -1;

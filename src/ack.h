@@ -35,4 +35,6 @@ typedef struct AckReply
 /* Fills *reply completely enough to read the fields its kind announces. */
 extern void ack_parse(const char *data, size_t len, AckReply *reply);
 
+extern int ack_hex_value(char c);
+
 #endif							/* OUTBOX_ACK_H */

@@ -23,6 +23,7 @@
 #include "encode.h"
 #include "event.h"
 #include "feed.h"
+#include "guard.h"
 #include "log.h"
 #include "ring.h"
 #include "writer.h"
@@ -64,6 +65,13 @@ static uint64
 aggregate_hash(const char *type, int type_len, const char *id, int id_len)
 {
 	return hash_text(id, id_len, hash_text(type, type_len, HASH_SEED_AGGREGATE));
+}
+
+/* The agg_hash of an aggregate. */
+uint64
+outbox_append_hash(const char *aggregate_type, const char *aggregate_id)
+{
+	return aggregate_hash(aggregate_type, strlen(aggregate_type), aggregate_id, strlen(aggregate_id));
 }
 
 PG_FUNCTION_INFO_V1(outbox_aggregate_hash);
@@ -327,13 +335,13 @@ outbox_append_event(OutboxAppend *append, OutboxNewEvent *event)
 	event->created_at = GetCurrentTimestamp();
 	if (!event->occurred_at_given)
 		event->occurred_at = event->created_at;
+	event->agg_hash = outbox_append_hash(event->aggregate_type, event->aggregate_id);
+	outbox_guard_note_event(event->agg_hash);
 	if (!event->event_id_given)
 		make_event_id(event);
 	else if (is_repeated(append, event))
 		return;
 
-	event->agg_hash = aggregate_hash(event->aggregate_type, strlen(event->aggregate_type),
-									 event->aggregate_id, strlen(event->aggregate_id));
 	event->position = outbox_feed_next_position(append->database, append->catalog->sequence);
 	event->follows = append->database == NULL ? 0 : outbox_aggregate_lock_note_position(event->agg_hash, event->position);
 	insert_row(&append->writer, event);

@@ -188,11 +188,7 @@ outbox_flush(PG_FUNCTION_ARGS)
 	uint64		call;
 	int64		end;
 
-	if (database == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	end = pg_atomic_read_u64(&database->max_assigned);
 	call = pg_atomic_add_fetch_u64(&database->flush_calls, 1);
 	outbox_shmem_wake_relays(database);

@@ -14,22 +14,11 @@
 
 #include <openssl/crypto.h>
 
+#include "ack.h"
 #include "broker_internal.h"
 
 /* The longest line of a file. */
 #define MAX_LINE 4096
-
-static int
-hex_value(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	if (c >= 'A' && c <= 'F')
-		return c - 'A' + 10;
-	return -1;
-}
 
 /*
  * Writes what JSON needs escaped as JSON does: the library puts users and
@@ -47,9 +36,9 @@ copy_word(const char *text, size_t len, bool percent_encoded)
 	{
 		int			c = (unsigned char) text[i];
 
-		if (percent_encoded && c == '%' && len - i > 2 && hex_value(text[i + 1]) >= 0 && hex_value(text[i + 2]) >= 0)
+		if (percent_encoded && c == '%' && len - i > 2 && ack_hex_value(text[i + 1]) >= 0 && ack_hex_value(text[i + 2]) >= 0)
 		{
-			c = hex_value(text[i + 1]) * 16 + hex_value(text[i + 2]);
+			c = ack_hex_value(text[i + 1]) * 16 + ack_hex_value(text[i + 2]);
 			i += 2;
 		}
 		if (c == '"' || c == '\\')

@@ -1,6 +1,7 @@
 /*
  * cleaner.c
- *	  The process that rotates the log's children and removes what is old.
+ *	  The process that rotates the log's children and removes what is old, and
+ *	  sweeps the inbox.
  *
  * A background worker that lives for one run: started by the launcher when
  * something is due in a database, or by outbox.purge(). It is none of the
@@ -24,7 +25,9 @@
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "inbox.h"
 #include "retire.h"
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_run_cleaner);
 
@@ -161,7 +164,7 @@ clean(const OutboxRetention *retention, bool on_demand)
 }
 
 static void
-run(const OutboxCleanerOrder *order, Oid sequence)
+run_log(const OutboxCleanerOrder *order, Oid sequence)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	OutboxRetention retention = {my_database, sequence, order->run, order->before, DT_NOBEGIN};
@@ -179,6 +182,17 @@ run(const OutboxCleanerOrder *order, Oid sequence)
 	if (outbox_dead_letter_retention >= 0)
 		retention.dead_before = Min(retention.before, now - outbox_dead_letter_retention * INT64CONST(1000000));
 	clean(&retention, order->on_demand);
+}
+
+static void
+run(const OutboxCleanerOrder *order, Oid sequence)
+{
+	OutboxRetention retention = {my_database, sequence, 0, 0, 0};
+
+	if (order->log)
+		run_log(order, sequence);
+	if (order->inbox)
+		outbox_inbox_sweep(&retention);
 }
 
 /* -------------------------------------------------------------- the process */
@@ -257,14 +271,7 @@ outbox_cleaner_start(Oid dboid, const OutboxCleanerOrder *order)
 	BackgroundWorker worker;
 	BackgroundWorkerHandle *handle;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxCleanerMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox cleaner", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox cleaner", sizeof(worker.bgw_type));
+	outbox_worker_prepare(&worker, "OutboxCleanerMain", "outbox cleaner");
 	worker.bgw_main_arg = ObjectIdGetDatum(dboid);
 	memcpy(worker.bgw_extra, order, sizeof(*order));
 	worker.bgw_notify_pid = MyProcPid;
@@ -277,14 +284,10 @@ outbox_cleaner_start(Oid dboid, const OutboxCleanerOrder *order)
 Datum
 outbox_run_cleaner(PG_FUNCTION_ARGS)
 {
-	OutboxCleanerOrder order = {true, PG_GETARG_TIMESTAMPTZ(0), 0};
+	OutboxCleanerOrder order = {.log = true, .on_demand = true, .before = PG_GETARG_TIMESTAMPTZ(0)};
 	BackgroundWorkerHandle *handle;
 
-	if (outbox_shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	if (!pg_strong_random(&order.run, sizeof(order.run)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),

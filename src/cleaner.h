@@ -12,6 +12,8 @@
 /* What a cleaner is started for; travels in bgw_extra. */
 typedef struct OutboxCleanerOrder
 {
+	bool		log;			/* to rotate the log and remove old ranges */
+	bool		inbox;			/* to sweep the inbox */
 	bool		on_demand;		/* for outbox.purge(): what was published up to before goes */
 	TimestampTz before;
 	int64		run;			/* marks its rows in outbox.purges */

@@ -49,6 +49,13 @@
 	ExecInsertIndexTuples(result, slot, estate, false, false, NULL, NIL)
 #endif
 
+/* 16 added an argument for errors that are not raised. */
+#if PG_VERSION_NUM >= 160000
+#define outbox_qualified_names(text) stringToQualifiedNameList(text, NULL)
+#else
+#define outbox_qualified_names(text) stringToQualifiedNameList(text)
+#endif
+
 /* 18 renamed the attribute of functions that don't return. */
 #if PG_VERSION_NUM >= 180000
 #define OUTBOX_NORETURN pg_noreturn

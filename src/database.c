@@ -329,6 +329,10 @@ outbox_database_attach(const OutboxCatalog *objects)
 		prepare_slot(database);
 		outbox_ownership_reset(database);
 		pg_atomic_write_u64(&database->clean_at, 0);
+		/* A cleaner finds out. */
+		pg_atomic_write_u64(&database->inbox_clean_at, 0);
+		pg_atomic_write_u32(&database->inbox_used, 1);
+		pg_atomic_write_u32(&database->subscriptions_read, 0);
 		pg_write_barrier();
 		pg_atomic_write_u32(&database->ready_for, objects->sequence);
 	}

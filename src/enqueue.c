@@ -52,30 +52,6 @@ enum
 	ARG_EVENT_COUNT = ARG_ON_CONFLICT	/* those that belong to one event */
 };
 
-/* The canonical text of a jsonb value, which is what receivers get; UTF-8, as JSON is by definition. */
-static bytea *
-jsonb_bytes(Jsonb *json)
-{
-	StringInfoData body;
-	const char *json_text;
-	bytea	   *bytes;
-
-	initStringInfo(&body);
-	appendStringInfoSpaces(&body, VARHDRSZ);
-	(void) JsonbToCString(&body, &json->root, VARSIZE(json));
-	json_text = body.data + VARHDRSZ;
-	if (GetDatabaseEncoding() != PG_UTF8)
-	{
-		const char *converted = pg_server_to_any(json_text, body.len - VARHDRSZ, PG_UTF8);
-
-		if (converted != json_text)
-			return DatumGetByteaP(CStringGetTextDatum(converted));
-	}
-	bytes = (bytea *) body.data;
-	SET_VARSIZE(bytes, body.len);
-	return bytes;
-}
-
 static const char *
 optional_text(NullableDatum argument)
 {
@@ -92,7 +68,7 @@ make_event(OutboxNewEvent *event, const NullableDatum *args, char payload_kind)
 	event->event_type = optional_text(args[ARG_EVENT_TYPE]);
 	event->payload_kind = payload_kind;
 	if (!args[ARG_PAYLOAD].isnull && payload_kind == PAYLOAD_JSONB)
-		event->payload = jsonb_bytes(DatumGetJsonbP(args[ARG_PAYLOAD].value));
+		event->payload = outbox_event_jsonb_bytes(DatumGetJsonbP(args[ARG_PAYLOAD].value));
 	else if (!args[ARG_PAYLOAD].isnull)
 		event->payload = DatumGetByteaPP(args[ARG_PAYLOAD].value);
 	if (!args[ARG_HEADERS].isnull)

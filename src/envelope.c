@@ -1,26 +1,27 @@
 /*
  * envelope.c
- *	  What an event looks like to receivers: subject, CloudEvents 1.0 headers in
- *	  binary mode, the user's headers, the payload.
+ *	  What an event looks like to receivers: subject, headers, body.
  *
- * The header names are those of the CloudEvents NATS protocol binding and of
- * its extensions "sequence" and "partitioning"; aggregatetype and
- * aggregateversion are ours.
+ * There are three forms. CloudEvents 1.0 in binary mode: an attribute is a
+ * header, the body is the payload. In structured mode: one JSON object has the
+ * attributes and the payload. Bare: no attributes. The names are those of the
+ * CloudEvents NATS protocol binding and of its extensions "sequence",
+ * "partitioning" and "distributed tracing"; aggregatetype and aggregateversion
+ * are ours.
+ *
+ * Pure logic, with memory of its own that is kept from one message to the next:
+ * for one thread.
  */
-#include "outbox.h"
-
-#include "commands/dbcommands.h"
-#include "lib/stringinfo.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
-#include "utils/jsonb.h"
-#include "utils/memutils.h"
-
-#include "clock.h"
-#include "encode.h"
 #include "envelope.h"
-#include "event.h"
-#include "log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attributes.h"
+#include "buffer.h"
+#include "encode.h"
+#include "json.h"
 
 /* Ours and the user's (event_check.c allows 100). */
 #define MAX_HEADERS 128
@@ -28,67 +29,99 @@
 /* Collects what goes into the block; strings by their offset, as the buffer moves. */
 typedef struct Builder
 {
-	StringInfoData strings;
+	const OutboxEnvelope *envelope;
+	OutboxBuffer strings;
+	OutboxBuffer body;			/* in structured mode only */
+	OutboxBuffer joined;
+	const char *error;			/* NULL: none so far */
 	int			count;
-	int			key[MAX_HEADERS];
-	int			value[MAX_HEADERS];
+	size_t		key[MAX_HEADERS];
+	size_t		value[MAX_HEADERS];
 } Builder;
 
-/* Where in it the texts are that the event names itself. */
-typedef struct Texts
-{
-	int			subject;
-	int			aggregate_type;
-	int			aggregate_id;
-	int			event_type;
-} Texts;
-
-static int
+static size_t
 add_string(Builder *builder, const char *text)
 {
-	int			offset = builder->strings.len;
+	size_t		offset = builder->strings.length;
 
-	appendBinaryStringInfo(&builder->strings, text, strlen(text) + 1);
+	outbox_buffer_put(&builder->strings, text, strlen(text) + 1);
 	return offset;
+}
+
+/* A header's key; its value is what is added to the strings next. False: there are too many. */
+static bool
+add_key(Builder *builder, const char *key)
+{
+	if (builder->count == MAX_HEADERS)
+	{
+		builder->error = "too many headers";
+		return false;
+	}
+	builder->key[builder->count] = add_string(builder, key);
+	builder->value[builder->count++] = builder->strings.length;
+	return true;
 }
 
 static void
 add_header(Builder *builder, const char *key, const char *value)
 {
-	if (builder->count == MAX_HEADERS)
-		elog(ERROR, "too many headers");
-	builder->key[builder->count] = add_string(builder, key);
-	builder->value[builder->count] = add_string(builder, value);
-	builder->count++;
+	if (add_key(builder, key))
+		(void) add_string(builder, value);
+}
+
+/* A header with free text, encoded as an attribute's is. */
+static void
+add_encoded_header(Builder *builder, const char *key, const char *text)
+{
+	size_t		size = strlen(text) * 3 + 1;
+	char	   *out;
+
+	if (add_key(builder, key) && (out = outbox_buffer_grow(&builder->strings, size)) != NULL)
+		builder->strings.length += (size_t) outbox_encode_ce_value(text, out, size) + 1;
+}
+
+/* A member of the structured event. */
+static void
+add_member(Builder *builder, const char *name, const char *value)
+{
+	outbox_buffer_put(&builder->body, builder->body.length == 0 ? "{" : ",", 1);
+	outbox_buffer_put_json(&builder->body, name, strlen(name));
+	outbox_buffer_put(&builder->body, ":", 1);
+	outbox_buffer_put_json(&builder->body, value, strlen(value));
+}
+
+/* A CloudEvents attribute by its header's key, whose value holds nothing that a header must encode. */
+static void
+add_plain_attribute(Builder *builder, const char *key, const char *value)
+{
+	if (builder->envelope->mode == OUTBOX_ENVELOPE_BINARY)
+		add_header(builder, key, value);
+	else if (builder->envelope->mode == OUTBOX_ENVELOPE_STRUCTURED)
+		add_member(builder, key + strlen(OUTBOX_ATTRIBUTE_PREFIX), value);
 }
 
 /* A CloudEvents attribute with free text. */
 static void
 add_attribute(Builder *builder, const char *key, const char *text)
 {
-	const char *in = outbox_event_utf8(text);
-	size_t		size = strlen(in) * 3 + 1;
-	char	   *out = palloc(size);
-
-	(void) outbox_encode_ce_value(in, out, size);
-	add_header(builder, key, out);
+	if (builder->envelope->mode == OUTBOX_ENVELOPE_BINARY)
+		add_encoded_header(builder, key, text);
+	else
+		add_plain_attribute(builder, key, text);
 }
 
-/* outbox.cloudevents_source, or "/outbox/" and the database's name. */
-static const char *
-event_source(void)
+/* The aggregate as one text, type and id. */
+static void
+add_partition_key(Builder *builder, const OutboxRow *row)
 {
-	static char *from_database = NULL;
+	OutboxBuffer *joined = &builder->joined;
 
-	if (outbox_cloudevents_source[0] != '\0')
-		return outbox_cloudevents_source;
-	if (from_database == NULL)
-	{
-		char	   *name = get_database_name(MyDatabaseId);
-
-		from_database = MemoryContextStrdup(TopMemoryContext, psprintf("/outbox/%s", name == NULL ? "" : name));
-	}
-	return from_database;
+	joined->length = 0;
+	outbox_buffer_put_text(joined, row->aggregate_type);
+	outbox_buffer_put(joined, "/", 1);
+	outbox_buffer_put(joined, row->aggregate_id, strlen(row->aggregate_id) + 1);
+	if (!joined->no_memory)
+		add_attribute(builder, "ce-partitionkey", joined->data);
 }
 
 static const char *
@@ -99,162 +132,266 @@ content_type(const OutboxRow *row)
 	return row->payload_kind == PAYLOAD_BYTES ? "application/octet-stream" : "application/json";
 }
 
+/* A replayed event must not be dropped for its first copy, but for an earlier one of the same replay. */
 static void
-add_own_headers(Builder *builder, const OutboxRow *row)
+add_message_id(Builder *builder, const char *id)
 {
-	char		id[37];
+	char		text[128];
+
+	if (builder->envelope->replay_id == NULL)
+	{
+		add_header(builder, "Nats-Msg-Id", id);
+		return;
+	}
+	snprintf(text, sizeof(text), "%s:%s", builder->envelope->replay_id, id);
+	add_header(builder, "Nats-Msg-Id", text);
+}
+
+static void
+add_replay_headers(Builder *builder, const char *id)
+{
+	if (builder->envelope->replay_id == NULL)
+		return;
+	add_header(builder, "x-replay", "true");
+	add_header(builder, "x-replay-batch-id", builder->envelope->replay_id);
+	add_header(builder, "x-original-event-id", id);
+}
+
+static void
+add_attributes(Builder *builder, const OutboxRow *row, const char *id)
+{
 	char		text[64];
 
-	outbox_encode_uuid(row->event_id.data, id);
-	add_header(builder, "Nats-Msg-Id", id);
-	add_header(builder, "Nats-Expected-Stream", outbox_stream);
-	add_header(builder, "ce-specversion", "1.0");
-	add_header(builder, "ce-id", id);
-	add_attribute(builder, "ce-source", event_source());
+	add_plain_attribute(builder, "ce-specversion", "1.0");
+	add_plain_attribute(builder, "ce-id", id);
+	add_attribute(builder, "ce-source", builder->envelope->source);
 	add_attribute(builder, "ce-type", row->event_type);
 	add_attribute(builder, "ce-subject", row->aggregate_id);
-	outbox_encode_time(outbox_unix_us(row->occurred_at), text);
-	add_header(builder, "ce-time", text);
+	outbox_encode_time(row->occurred_at, text);
+	add_plain_attribute(builder, "ce-time", text);
 	add_attribute(builder, "ce-datacontenttype", content_type(row));
 	snprintf(text, sizeof(text), "%019lld", (long long) row->position);
-	add_header(builder, "ce-sequence", text);
-	add_attribute(builder, "ce-partitionkey", psprintf("%s/%s", row->aggregate_type, row->aggregate_id));
+	add_plain_attribute(builder, "ce-sequence", text);
+	add_partition_key(builder, row);
 	add_attribute(builder, "ce-aggregatetype", row->aggregate_type);
 	if (row->dataschema != NULL)
 		add_attribute(builder, "ce-dataschema", row->dataschema);
 	if (row->has_version)
 	{
-		snprintf(text, sizeof(text), INT64_FORMAT, row->aggregate_version);
-		add_header(builder, "ce-aggregateversion", text);
+		snprintf(text, sizeof(text), "%lld", (long long) row->aggregate_version);
+		add_plain_attribute(builder, "ce-aggregateversion", text);
 	}
+}
+
+static void
+add_own_headers(Builder *builder, const OutboxRow *row)
+{
+	char		id[37];
+
+	outbox_encode_uuid(row->event_id.data, id);
+	add_message_id(builder, id);
+	add_header(builder, "Nats-Expected-Stream", builder->envelope->stream);
+	if (builder->envelope->mode == OUTBOX_ENVELOPE_STRUCTURED)
+		add_header(builder, "Content-Type", "application/cloudevents+json");
+	if (builder->envelope->mode != OUTBOX_ENVELOPE_BARE)
+		add_attributes(builder, row, id);
+	add_replay_headers(builder, id);
+}
+
+/*
+ * A header of the user's. "ce-name" is an extension attribute, which in bare
+ * mode is a header like all others. The trace context is an attribute as well as
+ * a header: receivers look for one or the other.
+ */
+static void
+add_user_header(Builder *builder, const char *key, const char *value)
+{
+	if (outbox_attribute_has_prefix(key))
+	{
+		if (builder->envelope->mode == OUTBOX_ENVELOPE_STRUCTURED)
+			add_member(builder, key + strlen(OUTBOX_ATTRIBUTE_PREFIX), value);
+		else
+			add_encoded_header(builder, key, value);
+		return;
+	}
+	add_header(builder, key, value);
+	if (outbox_encode_same_header_key(key, "traceparent"))
+		add_plain_attribute(builder, "ce-traceparent", value);
+	else if (outbox_encode_same_header_key(key, "tracestate"))
+		add_attribute(builder, "ce-tracestate", value);
 }
 
 /* They were checked when they were enqueued: an object of strings. */
 static void
-add_user_headers(Builder *builder, const OutboxRow *row)
+add_user_headers(Builder *builder, OutboxRow *row)
 {
-	Jsonb	   *headers;
-	JsonbIterator *iterator;
-	JsonbValue	key;
-	JsonbValue	value;
+	OutboxJson	json;
+	char	   *key;
+	char	   *value;
 
 	if (row->headers == NULL)
 		return;
-	headers = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(row->headers)));
-	iterator = JsonbIteratorInit(&headers->root);
-	(void) JsonbIteratorNext(&iterator, &key, true);
-	while (JsonbIteratorNext(&iterator, &key, true) == WJB_KEY)
+	outbox_json_begin(&json, row->headers, strlen(row->headers));
+	if (outbox_json_enter(&json))
 	{
-		(void) JsonbIteratorNext(&iterator, &value, true);
-		add_header(builder, outbox_event_utf8(pnstrdup(key.val.string.val, key.val.string.len)),
-				   outbox_event_utf8(pnstrdup(value.val.string.val, value.val.string.len)));
+		while (outbox_json_key(&json, &key) && outbox_json_string(&json, &value, NULL))
+			add_user_header(builder, key, value);
 	}
+	if (!outbox_json_ended(&json))
+		builder->error = "headers are not a JSON object of strings";
 }
 
-static int
+/*
+ * The data of a structured event, its last member. JSON is embedded byte for
+ * byte, if the content type says that it is JSON, and it is; other text becomes
+ * a string. Whatever is neither arrives in base64, and so unchanged.
+ */
+static void
+add_data(Builder *builder, const OutboxRow *row)
+{
+	OutboxBuffer *body = &builder->body;
+	size_t		length = (size_t) row->payload_len;
+	bool		is_json = outbox_attribute_is_json(content_type(row));
+
+	if (is_json && (row->payload_kind == PAYLOAD_JSONB || outbox_attribute_valid_json(row->payload, length)))
+	{
+		outbox_buffer_put_text(body, ",\"data\":");
+		outbox_buffer_put(body, row->payload, length);
+	}
+	else if (!is_json && row->payload_kind != PAYLOAD_BYTES)
+	{
+		outbox_buffer_put_text(body, ",\"data\":");
+		outbox_buffer_put_json(body, row->payload, length);
+	}
+	else
+	{
+		outbox_buffer_put_text(body, ",\"data_base64\":");
+		outbox_buffer_put_base64(body, row->payload, length);
+	}
+	outbox_buffer_put(body, "}", 1);
+}
+
+const char *
+outbox_envelope_subject(const OutboxEnvelope *envelope, const OutboxRow *row, char *out)
+{
+	if (row->subject != NULL)
+		return row->subject;
+	if (outbox_encode_subject(envelope->subject_template, row->aggregate_type, row->aggregate_id, row->event_type, out,
+							  OUTBOX_SUBJECT_BUFFER) < 0)
+		return NULL;
+	return out;
+}
+
+static size_t
 add_subject(Builder *builder, const OutboxRow *row)
 {
-	char		subject[OUTBOX_SUBJECT_BUFFER];
+	char		buffer[OUTBOX_SUBJECT_BUFFER];
+	const char *subject = outbox_envelope_subject(builder->envelope, row, buffer);
+	size_t		offset = builder->strings.length;
 
-	if (row->subject != NULL)
-		return add_string(builder, outbox_event_utf8(row->subject));
-	if (outbox_encode_subject(outbox_subject_template, outbox_event_utf8(row->aggregate_type), outbox_event_utf8(row->aggregate_id),
-							  outbox_event_utf8(row->event_type), subject, sizeof(subject)) < 0)
-		elog(ERROR, "subject of position " INT64_FORMAT " is too long", row->position);
-	return add_string(builder, subject);
+	if (subject == NULL)
+	{
+		builder->error = "subject is too long";
+		return 0;
+	}
+	if (builder->envelope->subject_prefix != NULL)
+	{
+		outbox_buffer_put_text(&builder->strings, builder->envelope->subject_prefix);
+		outbox_buffer_put(&builder->strings, ".", 1);
+	}
+	(void) add_string(builder, subject);
+	return offset;
 }
 
-/* Lays the block out: struct, header array, strings, payload. NULL: out of memory. */
-static OutboxEvent *
-assemble(const Builder *builder, const Texts *texts, const char *payload, int payload_len)
+bool
+outbox_envelope_mode(const char *name, OutboxEnvelopeMode *mode)
 {
-	Size		headers_size = sizeof(BrokerHeader) * builder->count;
-	Size		size = sizeof(OutboxEvent) + headers_size + builder->strings.len + payload_len;
-	OutboxEvent *event = malloc(size);
-	BrokerHeader *headers;
-	char	   *strings;
+	static const char *const names[] = {"binary", "structured", "bare"};
 
-	if (event == NULL)
+	for (int i = 0; i < 3; i++)
+	{
+		if (strcmp(name, names[i]) != 0)
+			continue;
+		*mode = (OutboxEnvelopeMode) i;
+		return true;
+	}
+	return false;
+}
+
+void
+outbox_envelope_source(const char *database, char *out, size_t size)
+{
+	static const char prefix[] = "/outbox/";
+
+	memcpy(out, prefix, sizeof(prefix));
+	(void) outbox_encode_token(database, out + sizeof(prefix) - 1, size - sizeof(prefix) + 1);
+}
+
+/* Lays the block out: head, header array, strings, body. NULL: out of memory. */
+static char *
+assemble(const Builder *builder, size_t head, size_t subject, const char *body, int body_len, BrokerMessage *message, size_t *size)
+{
+	size_t		headers_size = sizeof(BrokerHeader) * (size_t) builder->count;
+	char	   *block;
+	char	   *strings;
+	BrokerHeader *headers;
+
+	head = (head + 15) & ~(size_t) 15;
+	*size = head + headers_size + builder->strings.length + (size_t) body_len;
+	block = malloc(*size);
+	if (block == NULL)
 		return NULL;
-	memset(event, 0, sizeof(*event));
-	headers = (BrokerHeader *) (event + 1);
-	strings = (char *) headers + headers_size;
-	memcpy(strings, builder->strings.data, builder->strings.len);
+	memset(block, 0, head);
+	headers = (BrokerHeader *) (block + head);
+	strings = block + head + headers_size;
+	memcpy(strings, builder->strings.data, builder->strings.length);
 	for (int i = 0; i < builder->count; i++)
 	{
 		headers[i].key = strings + builder->key[i];
 		headers[i].value = strings + builder->value[i];
 	}
-	memcpy(strings + builder->strings.len, payload, payload_len);
+	memcpy(strings + builder->strings.length, body, (size_t) body_len);
 
-	event->event_id = headers[0].value;
-	event->aggregate_type = strings + texts->aggregate_type;
-	event->aggregate_id = strings + texts->aggregate_id;
-	event->event_type = strings + texts->event_type;
-	event->message.subject = strings + texts->subject;
-	event->message.headers = headers;
-	event->message.header_count = builder->count;
-	event->message.data = strings + builder->strings.len;
-	event->message.data_len = payload_len;
-	event->schedule.bytes = size;
-	return event;
+	message->subject = strings + subject;
+	message->headers = headers;
+	message->header_count = builder->count;
+	message->data = strings + builder->strings.length;
+	message->data_len = body_len;
+	return block;
 }
 
-/*
- * The event of a row, for the schedule to own. Garbage is left in the current
- * memory context. ERROR when out of memory.
- */
-OutboxEvent *
-outbox_envelope_build(const OutboxRow *row)
+static void
+empty(OutboxBuffer *buffer)
 {
-	Builder		builder;
-	OutboxEvent *event;
-	Texts		texts;
+	buffer->length = 0;
+	buffer->no_memory = false;
+}
 
+void *
+outbox_envelope_make(const OutboxEnvelope *envelope, OutboxRow *row, size_t head, BrokerMessage *message, size_t *size,
+					 const char **error)
+{
+	static Builder builder;
+	size_t		subject;
+	char	   *block = NULL;
+
+	builder.envelope = envelope;
 	builder.count = 0;
-	initStringInfo(&builder.strings);
-	texts.subject = add_subject(&builder, row);
-	texts.aggregate_type = add_string(&builder, row->aggregate_type);
-	texts.aggregate_id = add_string(&builder, row->aggregate_id);
-	texts.event_type = add_string(&builder, row->event_type);
+	builder.error = NULL;
+	empty(&builder.strings);
+	empty(&builder.body);
+	empty(&builder.joined);
+	subject = add_subject(&builder, row);
 	add_own_headers(&builder, row);
 	add_user_headers(&builder, row);
+	if (envelope->mode == OUTBOX_ENVELOPE_STRUCTURED)
+		add_data(&builder, row);
 
-	event = assemble(&builder, &texts, row->payload, row->payload_len);
-	if (event == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory")));
-	event->home = row->home;
-	event->claim = -1;
-	event->agg_hash = row->agg_hash;
-	event->schedule.position = row->position;
-	event->schedule.not_before = row->not_before == 0 ? 0 : outbox_clock_at(row->not_before);
-	event->schedule.created = row->created_at;
-	event->schedule.priority = row->priority;
-	return event;
-}
-
-/* Stands for a row that can't be read: never sent, it becomes a dead letter in its turn. ERROR when out of memory. */
-OutboxEvent *
-outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why)
-{
-	size_t		why_size = strlen(why) + 1;
-	OutboxEvent *event = malloc(sizeof(OutboxEvent) + why_size);
-	char	   *text = (char *) (event + 1);
-
-	if (event == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory")));
-	memset(event, 0, sizeof(*event));
-	memcpy(text, why, why_size);
-	event->broken = text;
-	event->event_id = "of an unreadable row";
-	event->home = home;
-	event->claim = -1;
-	event->agg_hash = agg_hash;
-	event->schedule.position = position;
-	event->schedule.bytes = sizeof(OutboxEvent) + why_size;
-	return event;
+	if (builder.error == NULL && !builder.strings.no_memory && !builder.body.no_memory && !builder.joined.no_memory)
+		block = envelope->mode == OUTBOX_ENVELOPE_STRUCTURED ?
+			assemble(&builder, head, subject, builder.body.data, (int) builder.body.length, message, size) :
+			assemble(&builder, head, subject, row->payload, row->payload_len, message, size);
+	*error = builder.error != NULL ? builder.error : block == NULL ? "out of memory" :
+																	 NULL;
+	return block;
 }

@@ -1,50 +1,39 @@
 /*
  * envelope.h
- *	  An event as the relay holds it in memory: ready to be sent.
+ *	  What an event looks like to receivers: a message made of a row of the log.
+ *
+ * Plain C, shared by the relay, the replayer and the command outbox-replay: no
+ * PostgreSQL, no NATS. Strings are UTF-8 and NUL-terminated; a payload of kind t
+ * is UTF-8 for the structured mode only, else as it was enqueued.
  */
 #ifndef OUTBOX_ENVELOPE_H
 #define OUTBOX_ENVELOPE_H
 
-#include "postgres.h"
-
-#include "utils/timestamp.h"
-#include "utils/uuid.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "broker.h"
-#include "schedule.h"
 
-/* One malloc'd block: this, the headers, the strings, the payload. */
-typedef struct OutboxEvent
+/* payload_kind: what the caller of enqueue() gave. */
+#define PAYLOAD_JSONB 'j'
+#define PAYLOAD_TEXT 't'
+#define PAYLOAD_BYTES 'x'
+
+typedef struct OutboxUuid
 {
-	SchedEvent	schedule;		/* first: the scheduler owns and frees the block */
-	int			home;			/* in the log, whose ledger twin records it: ring.h */
-	int			claim;			/* index in OutboxDatabase.claimed while in flight */
-	uint64		agg_hash;		/* of type and id; the schedule's key may be another */
-	int			attempts;		/* that counted, so far */
-	bool		has_delivery;	/* outbox.delivery has a row of it */
-	bool		alone;			/* not in a batch: it was in one that failed */
-	int			run;			/* in flight as the first of so many that have one outcome; 0: by itself */
-	const char *event_id;		/* these in text, within the block */
-	const char *aggregate_type;	/* these three in the server's encoding */
-	const char *aggregate_id;
-	const char *event_type;
-	const char *broken;			/* why the row can't be read; there is no message then */
-	BrokerMessage message;
-} OutboxEvent;
+	uint8_t		data[16];
+} OutboxUuid;
 
-/* A row of the log, as read. Strings are NUL-terminated, in the server's encoding. */
+/* A row of the log, or of an archive. */
 typedef struct OutboxRow
 {
-	int			home;
-	int64		position;
-	uint64		agg_hash;
-	pg_uuid_t	event_id;
-	TimestampTz occurred_at;
-	TimestampTz created_at;
-	TimestampTz not_before;		/* 0: none */
+	int64_t		position;
+	OutboxUuid	event_id;
+	int64_t		occurred_at;	/* microseconds since 1970 */
+	int64_t		created_at;		/* the same */
 	bool		has_version;
-	int64		aggregate_version;
-	int			priority;
+	int64_t		aggregate_version;
 	char		payload_kind;
 	const char *aggregate_type;
 	const char *aggregate_id;
@@ -52,12 +41,44 @@ typedef struct OutboxRow
 	const char *subject;		/* NULL: from the template */
 	const char *content_type;	/* NULL: from payload_kind */
 	const char *dataschema;		/* NULL: none */
-	const char *headers;		/* NULL: none; else a JSON object of strings */
+	char	   *headers;		/* NULL: none; else a JSON object of strings, which is written into while it is read */
 	const char *payload;
 	int			payload_len;
 } OutboxRow;
 
-extern OutboxEvent *outbox_envelope_build(const OutboxRow *row);
-extern OutboxEvent *outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why);
+/* How an event is packed for receivers: outbox.envelope. */
+typedef enum OutboxEnvelopeMode
+{
+	OUTBOX_ENVELOPE_BINARY,		/* CloudEvents: attributes are headers */
+	OUTBOX_ENVELOPE_STRUCTURED,	/* CloudEvents: one JSON object */
+	OUTBOX_ENVELOPE_BARE /* the payload and the user's headers */
+} OutboxEnvelopeMode;
+
+/* What doesn't come from the row. */
+typedef struct OutboxEnvelope
+{
+	OutboxEnvelopeMode mode;
+	const char *stream;			/* Nats-Expected-Stream */
+	const char *source;			/* ce-source */
+	const char *subject_template;
+	const char *subject_prefix;	/* of a replay: put before the subject, with a dot; NULL: none */
+	const char *replay_id;		/* x-replay-batch-id; NULL: this is no replay */
+} OutboxEnvelope;
+
+/*
+ * A block of malloc'd memory: head bytes for the caller, all zero, then all that
+ * the message consists of. *size is the block's. NULL: *error says why.
+ */
+extern void *outbox_envelope_make(const OutboxEnvelope *envelope, OutboxRow *row, size_t head, BrokerMessage *message,
+								  size_t *size, const char **error);
+
+/* The subject of an event, without a prefix; out has OUTBOX_SUBJECT_BUFFER bytes. NULL: too long. */
+extern const char *outbox_envelope_subject(const OutboxEnvelope *envelope, const OutboxRow *row, char *out);
+
+/* The mode of a name, as outbox.envelope has it; false: there is none. */
+extern bool outbox_envelope_mode(const char *name, OutboxEnvelopeMode *mode);
+
+/* The source of a database's events where none is set: a URI reference with its name. size: 9 bytes and three for each of the name's. */
+extern void outbox_envelope_source(const char *database, char *out, size_t size);
 
 #endif							/* OUTBOX_ENVELOPE_H */

@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "lib/stringinfo.h"
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
@@ -62,6 +63,8 @@ outbox_unix_us(TimestampTz t)
 /* event_check.c */
 extern void outbox_event_check(OutboxNewEvent *event);
 extern const char *outbox_event_utf8(const char *text);
+extern bytea *outbox_event_json_bytes(StringInfo body);
+extern bytea *outbox_event_jsonb_bytes(Jsonb *json);
 
 /* What of an event is locked, before it is made: its aggregate, and an event_id that the caller gave. */
 typedef struct OutboxEventName
@@ -83,5 +86,6 @@ extern OutboxAppend *outbox_append_begin(int count, OutboxNameEvent name_event, 
 extern void outbox_append_event(OutboxAppend *append, OutboxNewEvent *event);
 extern void outbox_append_end(OutboxAppend *append);
 extern void outbox_append_events(OutboxNewEvent *events, int count, OutboxOnConflict on_conflict);
+extern uint64 outbox_append_hash(const char *aggregate_type, const char *aggregate_id);
 
 #endif							/* OUTBOX_EVENT_H */

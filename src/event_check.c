@@ -11,8 +11,10 @@
 #include "utils/builtins.h"
 #include "utils/json.h"
 
+#include "attributes.h"
 #include "encode.h"
 #include "event.h"
+#include "jsonb_text.h"
 
 #define MAX_HEADERS 100
 #define MAX_CONTENT_TYPE 255
@@ -23,6 +25,36 @@ const char *
 outbox_event_utf8(const char *text)
 {
 	return pg_server_to_any(text, strlen(text), PG_UTF8);
+}
+
+/* The JSON text in body, behind room for a length word, as a payload in UTF-8. Takes body's memory. */
+bytea *
+outbox_event_json_bytes(StringInfo body)
+{
+	bytea	   *bytes = (bytea *) body->data;
+
+	if (GetDatabaseEncoding() != PG_UTF8)
+	{
+		const char *text = body->data + VARHDRSZ;
+		const char *converted = pg_server_to_any(text, body->len - VARHDRSZ, PG_UTF8);
+
+		if (converted != text)
+			return DatumGetByteaP(CStringGetTextDatum(converted));
+	}
+	SET_VARSIZE(bytes, body->len);
+	return bytes;
+}
+
+/* The canonical text of a jsonb value, which is what receivers get; UTF-8, as JSON is by definition. */
+bytea *
+outbox_event_jsonb_bytes(Jsonb *json)
+{
+	StringInfoData body;
+
+	initStringInfo(&body);
+	appendStringInfoSpaces(&body, VARHDRSZ);
+	outbox_jsonb_text(&body, json);
+	return outbox_event_json_bytes(&body);
 }
 
 static void
@@ -90,18 +122,32 @@ check_occurred_at(TimestampTz occurred_at)
 				 errdetail("It is written as an RFC 3339 time, which has years 1 to 9999.")));
 }
 
-/* One header whose key and value are palloc'd strings. */
 static void
-check_header(const char *key, const char *value)
+check_header_key(const char *key)
 {
-	const char *complaint = outbox_encode_check_header_key(outbox_event_utf8(key));
+	bool		is_attribute = outbox_attribute_has_prefix(key);
+	const char *complaint = is_attribute ? outbox_attribute_check_key(outbox_event_utf8(key)) : outbox_encode_check_header_key(outbox_event_utf8(key));
 
 	if (complaint != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("header key \"%s\" is not allowed", key),
-				 errdetail("The key %s.", complaint)));
+				 errdetail("The key %s.", complaint),
+				 is_attribute ? errhint("A CloudEvents extension attribute of your own is named \"ce-\" and 1 to 20 lower-case letters and digits.") : 0));
+}
+
+/* One header whose key and value are palloc'd strings. */
+static void
+check_header(const char *key, const char *value)
+{
+	const char *complaint;
+
+	check_header_key(key);
 	complaint = outbox_encode_check_header_value(outbox_event_utf8(value));
+	if (complaint == NULL && outbox_encode_same_header_key(key, "traceparent"))
+		complaint = outbox_attribute_check_traceparent(value);
+	if (complaint == NULL && outbox_encode_same_header_key(key, "tracestate"))
+		complaint = outbox_attribute_check_tracestate(value);
 	if (complaint != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -142,19 +188,15 @@ has_key(char **keys, int count, const char *key)
 	return false;
 }
 
-/* The trace context that the session has set, unless the caller gave one. */
+/* The trace context that the session has set, unless the caller gave one; the settings were checked. */
 static void
 append_trace_context(StringInfo out, char **keys, int count)
 {
 	if (outbox_traceparent[0] == '\0' || has_key(keys, count, "traceparent"))
 		return;
-	check_header("traceparent", outbox_traceparent);
 	append_header(out, "traceparent", outbox_traceparent);
 	if (outbox_tracestate[0] != '\0' && !has_key(keys, count, "tracestate"))
-	{
-		check_header("tracestate", outbox_tracestate);
 		append_header(out, "tracestate", outbox_tracestate);
-	}
 }
 
 /* Checks every header and returns them as JSON text, NULL when there are none. */

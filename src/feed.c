@@ -155,6 +155,7 @@ tell_extension_changes(void)
 	{
 		pg_atomic_fetch_add_u32(&database->leave_calls, 1);
 		outbox_shmem_wake_relays(database);
+		outbox_shmem_wake_consumers(database);
 	}
 	pg_atomic_fetch_add_u32(&outbox_shared->database_hint, 1);
 	outbox_shmem_wake_launcher();

@@ -20,6 +20,15 @@
 #define STAY_AWAY_US INT64CONST(10000000)
 #define WAIT_FOR_LEAVE_MS 5000
 
+static void
+terminate(pg_atomic_uint32 *pid)
+{
+	pid_t		process = pg_atomic_read_u32(pid);
+
+	if (process != 0)
+		(void) kill(process, SIGTERM);
+}
+
 /* Asks a database's relays to go, and waits until they have. */
 static void
 send_relays_away(Oid dboid)
@@ -34,14 +43,16 @@ send_relays_away(Oid dboid)
 	LWLockRelease(&outbox_shared->lock);
 	pg_atomic_fetch_add_u32(&database->leave_calls, 1);
 	outbox_shmem_wake_relays(database);
+	outbox_shmem_wake_consumers(database);
 	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && outbox_shmem_has_processes(database); ms += 10)
 	{
-		pid_t		cleaner = pg_atomic_read_u32(&database->cleaner_pid);
-
 		CHECK_FOR_INTERRUPTS();
-		/* It may be stopped anywhere. */
-		if (cleaner != 0)
-			(void) kill(cleaner, SIGTERM);
+		/* These may be stopped anywhere. */
+		terminate(&database->cleaner_pid);
+		for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+			terminate(&database->replayers[i].pid);
+		for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
+			terminate(&database->subscriptions[i].pid);
 		pg_usleep(10 * 1000);
 	}
 }
@@ -162,6 +173,7 @@ restart_relays(void)
 			continue;
 		pg_atomic_fetch_add_u32(&database->leave_calls, 1);
 		outbox_shmem_wake_relays(database);
+		outbox_shmem_wake_consumers(database);
 	}
 	LWLockRelease(&outbox_shared->lock);
 }

@@ -1,7 +1,7 @@
 /*
  * launcher.c
  *	  Keeps outbox.workers relays at work in every database that has the
- *	  extension, and starts its cleaner when one is due.
+ *	  extension, starts its cleaner when one is due, its replayers and consumers.
  *
  * The launcher is connected to no database: it reads pg_database and starts a
  * dynamic worker in each database it doesn't know yet; a relay that finds no
@@ -40,6 +40,9 @@
 #include "cleaner.h"
 #include "launcher.h"
 #include "ownership.h"
+#include "replay.h"
+#include "subscriptions.h"
+#include "worker.h"
 
 #define SCAN_MS 5000
 #define RESTART_BASE_US INT64CONST(500000)
@@ -50,6 +53,8 @@
 #define MAX_STARTING 2
 #define PROBE_US INT64CONST(100000)
 #define COMPLAINT_US INT64CONST(60000000)
+/* Between the starts of two replayers in a database. */
+#define REPLAYER_PAUSE_US INT64CONST(250000)
 /* Looking again for a lease that has run out, when its holder couldn't be revoked. */
 #define REVOKE_US INT64CONST(250000)
 
@@ -70,6 +75,10 @@ typedef struct Database
 	bool		absent;			/* looked into: no extension */
 	Place		places[OUTBOX_SERVER_RELAYS];
 	BackgroundWorkerHandle *cleaner;	/* NULL: none is at work that this launcher has started */
+	bool		has_replayed;	/* one replayer was started: replays of before this start go on */
+	uint32		replays_seen;	/* OutboxDatabase.replay_calls then */
+	TimestampTz	no_replayer_before;
+	OutboxConsumers consumers;
 } Database;
 
 static Database *databases = NULL;
@@ -114,7 +123,7 @@ see_database(Oid dboid)
 static bool
 has_processes(const Database *database)
 {
-	if (database->cleaner != NULL)
+	if (database->cleaner != NULL || outbox_subscriptions_has_processes(&database->consumers))
 		return true;
 	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
 	{
@@ -222,7 +231,7 @@ complain(TimestampTz now)
 	next = now + COMPLAINT_US;
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not start an outbox relay or cleaner: no background worker slot is free"),
+			 errmsg("could not start an outbox relay, cleaner, consumer or replay: no background worker slot is free"),
 			 errhint("Raise \"max_worker_processes\" and restart the server.")));
 }
 
@@ -237,14 +246,7 @@ start_relay(const Database *database, Place *place, TimestampTz now)
 	place->report = next_report;
 	pg_atomic_write_u32(&outbox_shared->reports[place->report], OUTBOX_REPORT_NONE);
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxRelayMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox relay", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox relay", sizeof(worker.bgw_type));
+	outbox_worker_prepare(&worker, "OutboxRelayMain", "outbox relay");
 	worker.bgw_main_arg = OUTBOX_RELAY_ARG(database->dboid, place - database->places, place->report);
 	worker.bgw_notify_pid = MyProcPid;
 	if (!RegisterDynamicBackgroundWorker(&worker, &place->relay))
@@ -343,7 +345,7 @@ count_starting(void)
 static TimestampTz
 adjust(Database *database, TimestampTz now, int *starting)
 {
-	TimestampTz	never = now + SCAN_MS * INT64CONST(1000);
+	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
 	TimestampTz due;
 	Census		census;
 
@@ -393,15 +395,25 @@ first_cleaning(TimestampTz now)
 	return now + (outbox_retention < 0 ? 300 : delay) * INT64CONST(1000000);
 }
 
+/* When the log, and the inbox, of a database are to be cleaned; 0: that isn't known yet. */
+static TimestampTz
+cleaning_time(pg_atomic_uint64 *at, TimestampTz now)
+{
+	if (pg_atomic_read_u64(at) == 0)
+		pg_atomic_write_u64(at, first_cleaning(now));
+	return (TimestampTz) pg_atomic_read_u64(at);
+}
+
 /* Starts a cleaner in a database where one is due. Returns when to look again. */
 static TimestampTz
 clean(Database *database, TimestampTz now)
 {
-	static const OutboxCleanerOrder order = {.on_demand = false};
+	OutboxCleanerOrder order = {.on_demand = false};
 	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
 	Census		census = {.shared = outbox_shmem_find(database->dboid)};
 	pid_t		pid;
 	TimestampTz due;
+	TimestampTz	inbox_due;
 
 	if (database->cleaner != NULL && GetBackgroundWorkerPid(database->cleaner, &pid) == BGWH_STOPPED)
 	{
@@ -411,19 +423,46 @@ clean(Database *database, TimestampTz now)
 	if (database->cleaner != NULL || !database->exists || census.shared == NULL ||
 		pg_atomic_read_u32(&census.shared->ready_for) == 0)
 		return never;
-	if (pg_atomic_read_u64(&census.shared->clean_at) == 0)
-		pg_atomic_write_u64(&census.shared->clean_at, first_cleaning(now));
-	due = Max((TimestampTz) pg_atomic_read_u64(&census.shared->clean_at), no_relay_before(&census));
-	if (due > now)
-		return due;
+	due = cleaning_time(&census.shared->clean_at, now);
+	inbox_due = cleaning_time(&census.shared->inbox_clean_at, now);
 	if (pg_atomic_read_u64(&census.shared->max_assigned) < pg_atomic_read_u64(&census.shared->clean_from))
-		return never;
+		due = never;
+	if (pg_atomic_read_u32(&census.shared->inbox_used) == 0)
+		inbox_due = never;
+	if (Max(Min(due, inbox_due), no_relay_before(&census)) > now)
+		return Max(Min(due, inbox_due), no_relay_before(&census));
 	/* Should it fail, the next one is due then; it knows better. */
-	pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	order.log = due <= now;
+	order.inbox = inbox_due <= now;
+	if (order.log)
+		pg_atomic_write_u64(&census.shared->clean_at, now + RESTART_MAX_US);
+	if (order.inbox)
+		pg_atomic_write_u64(&census.shared->inbox_clean_at, now + RESTART_MAX_US);
 	database->cleaner = outbox_cleaner_start(database->dboid, &order);
 	if (database->cleaner == NULL)
 		complain(now);
 	return never;
+}
+
+/* Starts consumers. Returns when to look again. */
+static TimestampTz
+consume_all(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
+	{
+		Database   *database = &databases[i];
+		Census		census = {.shared = outbox_shmem_find(database->dboid)};
+		bool		failed = false;
+
+		if (!database->exists || database->absent)
+			continue;
+		next = Min(next, outbox_subscriptions_run(&database->consumers, database->dboid, census.shared, now, no_relay_before(&census), &failed));
+		if (failed)
+			complain(now);
+	}
+	return next;
 }
 
 /* Other settings: what is due is to be found out anew. */
@@ -444,6 +483,46 @@ clean_all(TimestampTz now)
 
 	for (int i = 0; i < database_count; i++)
 		next = Min(next, clean(&databases[i], now));
+	return next;
+}
+
+/* -------------------------------------------------------------- replayers */
+
+/* Starts a replayer where one may have something to do. Returns when to look again. */
+static TimestampTz
+replay(Database *database, TimestampTz now)
+{
+	TimestampTz never = now + SCAN_MS * INT64CONST(1000);
+	Census		census = {.shared = outbox_shmem_find(database->dboid)};
+	uint32		calls;
+	TimestampTz due;
+
+	if (!database->exists || census.shared == NULL || pg_atomic_read_u32(&census.shared->ready_for) == 0)
+		return never;
+	calls = pg_atomic_read_u32(&census.shared->replay_calls);
+	if (database->has_replayed && calls == database->replays_seen)
+		return never;
+	due = Max(database->no_replayer_before, no_relay_before(&census));
+	if (due > now)
+		return due;
+	database->no_replayer_before = now + REPLAYER_PAUSE_US;
+	if (!outbox_replay_start(database->dboid))
+	{
+		complain(now);
+		return database->no_replayer_before;
+	}
+	database->has_replayed = true;
+	database->replays_seen = calls;
+	return never;
+}
+
+static TimestampTz
+replay_all(TimestampTz now)
+{
+	TimestampTz next = now + SCAN_MS * INT64CONST(1000);
+
+	for (int i = 0; i < database_count; i++)
+		next = Min(next, replay(&databases[i], now));
 	return next;
 }
 
@@ -481,6 +560,7 @@ look_everywhere(void)
 	for (int i = 0; i < database_count; i++)
 	{
 		databases[i].absent = false;
+		databases[i].consumers.scouted = false;
 		for (int p = 0; p < OUTBOX_SERVER_RELAYS; p++)
 			databases[i].places[p].failures = 0;
 	}
@@ -531,7 +611,7 @@ OutboxLauncherMain(Datum main_arg)
 			clean_anew();
 		seen_settings = pg_atomic_read_u32(&outbox_shared->settings_changes);
 		lease = watch_leases(now);
-		next = Min(Min(adjust_all(now), lease), clean_all(now));
+		next = Min(Min(Min(adjust_all(now), lease), clean_all(now)), Min(replay_all(now), consume_all(now)));
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Max(1, (next - GetCurrentTimestamp()) / 1000 + 1), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
@@ -544,13 +624,7 @@ outbox_launcher_register(void)
 {
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	outbox_worker_prepare(&worker, "OutboxLauncherMain", "outbox launcher");
 	worker.bgw_restart_time = 1;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxLauncherMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox launcher", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox launcher", sizeof(worker.bgw_type));
 	RegisterBackgroundWorker(&worker);
 }

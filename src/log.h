@@ -6,6 +6,8 @@
 #ifndef OUTBOX_LOG_H
 #define OUTBOX_LOG_H
 
+#include "envelope.h"			/* payload_kind */
+
 enum
 {
 	LOG_POSITION = 1,
@@ -52,7 +54,10 @@ enum
 	DELIVERY_POSITION = 1,
 	DELIVERY_AGG_HASH,
 	DELIVERY_STATE,
-	DELIVERY_ATTEMPTS
+	DELIVERY_ATTEMPTS,
+	DELIVERY_NEXT_ATTEMPT_AT,
+	DELIVERY_LAST_CODE,
+	DELIVERY_LAST_ERROR
 };
 
 /* delivery.state, see the install script. */
@@ -62,10 +67,5 @@ enum
 #define DELIVERY_BLOCKING 'b'
 #define DELIVERY_PARKED 'p'
 #define DELIVERY_DISCARDED 'x'
-
-/* payload_kind: what the caller gave. */
-#define PAYLOAD_JSONB 'j'
-#define PAYLOAD_TEXT 't'
-#define PAYLOAD_BYTES 'x'
 
 #endif							/* OUTBOX_LOG_H */

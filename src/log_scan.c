@@ -11,10 +11,12 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "utils/builtins.h"
+#include "utils/uuid.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "event.h"
 #include "log.h"
 #include "log_scan.h"
 #include "ring.h"
@@ -61,42 +63,44 @@ outbox_log_scan_position(const OutboxLogScan *scan)
 	return scan->tuple == NULL ? PG_INT64_MAX : outbox_log_scan_int64(scan, scan->tuple, LOG_POSITION, 0);
 }
 
-static const char *
+static char *
 text_of(const Datum *values, const bool *nulls, int column)
 {
 	return nulls[column - 1] ? NULL : TextDatumGetCString(values[column - 1]);
 }
 
-/* Takes a row apart; strings go to the current memory context. */
-static void
-read_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxRow *row)
+/* Takes a row apart; strings go to the current memory context, in the server's encoding. */
+void
+outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row)
 {
 	Datum		values[LOG_COLUMNS];
 	bool		nulls[LOG_COLUMNS];
+	OutboxRow  *event = &row->row;
 	bytea	   *payload;
 
 	heap_deform_tuple(tuple, RelationGetDescr(scan->log), values, nulls);
 	row->home = scan->home;
-	row->position = DatumGetInt64(values[LOG_POSITION - 1]);
 	row->agg_hash = (uint64) DatumGetInt64(values[LOG_AGG_HASH - 1]);
-	row->event_id = *DatumGetUUIDP(values[LOG_EVENT_ID - 1]);
-	row->occurred_at = DatumGetTimestampTz(values[LOG_OCCURRED_AT - 1]);
 	row->created_at = DatumGetTimestampTz(values[LOG_CREATED_AT - 1]);
 	row->not_before = nulls[LOG_NOT_BEFORE - 1] ? 0 : DatumGetTimestampTz(values[LOG_NOT_BEFORE - 1]);
-	row->has_version = !nulls[LOG_AGGREGATE_VERSION - 1];
-	row->aggregate_version = row->has_version ? DatumGetInt64(values[LOG_AGGREGATE_VERSION - 1]) : 0;
 	row->priority = DatumGetInt16(values[LOG_PRIORITY - 1]);
-	row->payload_kind = DatumGetChar(values[LOG_PAYLOAD_KIND - 1]);
-	row->aggregate_type = text_of(values, nulls, LOG_AGGREGATE_TYPE);
-	row->aggregate_id = text_of(values, nulls, LOG_AGGREGATE_ID);
-	row->event_type = text_of(values, nulls, LOG_EVENT_TYPE);
-	row->subject = text_of(values, nulls, LOG_SUBJECT);
-	row->content_type = text_of(values, nulls, LOG_CONTENT_TYPE);
-	row->dataschema = text_of(values, nulls, LOG_DATASCHEMA);
-	row->headers = text_of(values, nulls, LOG_HEADERS);
+	event->position = DatumGetInt64(values[LOG_POSITION - 1]);
+	memcpy(event->event_id.data, DatumGetUUIDP(values[LOG_EVENT_ID - 1])->data, sizeof(event->event_id.data));
+	event->occurred_at = outbox_unix_us(DatumGetTimestampTz(values[LOG_OCCURRED_AT - 1]));
+	event->created_at = outbox_unix_us(row->created_at);
+	event->has_version = !nulls[LOG_AGGREGATE_VERSION - 1];
+	event->aggregate_version = event->has_version ? DatumGetInt64(values[LOG_AGGREGATE_VERSION - 1]) : 0;
+	event->payload_kind = DatumGetChar(values[LOG_PAYLOAD_KIND - 1]);
+	event->aggregate_type = text_of(values, nulls, LOG_AGGREGATE_TYPE);
+	event->aggregate_id = text_of(values, nulls, LOG_AGGREGATE_ID);
+	event->event_type = text_of(values, nulls, LOG_EVENT_TYPE);
+	event->subject = text_of(values, nulls, LOG_SUBJECT);
+	event->content_type = text_of(values, nulls, LOG_CONTENT_TYPE);
+	event->dataschema = text_of(values, nulls, LOG_DATASCHEMA);
+	event->headers = text_of(values, nulls, LOG_HEADERS);
 	payload = DatumGetByteaPP(values[LOG_PAYLOAD - 1]);
-	row->payload = VARDATA_ANY(payload);
-	row->payload_len = VARSIZE_ANY_EXHDR(payload);
+	event->payload = VARDATA_ANY(payload);
+	event->payload_len = VARSIZE_ANY_EXHDR(payload);
 }
 
 /* The in-memory event of a row; scratch is reset. */
@@ -104,11 +108,11 @@ OutboxEvent *
 outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext scratch)
 {
 	MemoryContext caller = MemoryContextSwitchTo(scratch);
-	OutboxRow	row;
+	OutboxLogRow row;
 	OutboxEvent *event;
 
-	read_row(scan, tuple, &row);
-	event = outbox_envelope_build(&row);
+	outbox_log_scan_row(scan, tuple, &row);
+	event = outbox_held_build(&row);
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(scratch);
 	return event;

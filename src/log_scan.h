@@ -9,7 +9,7 @@
 #include "access/skey.h"
 #include "utils/rel.h"
 
-#include "envelope.h"
+#include "held.h"
 
 typedef struct OutboxLogScan
 {
@@ -29,6 +29,7 @@ extern void outbox_log_scan_close(OutboxLogScan *scan);
 /* Of a row of the scan, be it where the scan stands or a copy. */
 extern int64 outbox_log_scan_int64(const OutboxLogScan *scan, HeapTuple tuple, int column, int64 if_null);
 extern int64 outbox_log_scan_position(const OutboxLogScan *scan);
+extern void outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row);
 extern OutboxEvent *outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext scratch);
 
 #endif							/* OUTBOX_LOG_SCAN_H */

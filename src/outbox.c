@@ -13,13 +13,18 @@
 #include "tcop/utility.h"
 #include "utils/guc.h"
 
+#include "archive_file.h"
+#include "attributes.h"
 #include "broker.h"
 #include "encode.h"
+#include "envelope.h"
 #include "feed.h"
 #include "give_way.h"
+#include "inbox.h"
 #include "launcher.h"
 #include "operators.h"
 #include "session.h"
+#include "subscriptions.h"
 #include "url.h"
 
 PG_MODULE_MAGIC;
@@ -35,9 +40,11 @@ char	   *outbox_tls_key_file;
 char	   *outbox_stream;
 bool		outbox_stream_create;
 char	   *outbox_subject_template;
+int			outbox_envelope;
 char	   *outbox_cloudevents_source;
 char	   *outbox_traceparent;
 char	   *outbox_tracestate;
+bool		outbox_guard;
 int			outbox_max_in_flight;
 int			outbox_ack_timeout;
 int			outbox_connect_timeout;
@@ -50,6 +57,9 @@ bool outbox_preserve_aggregate_order;
 char *outbox_dead_letter_subject;
 int			outbox_retention;
 int			outbox_dead_letter_retention;
+char *outbox_archive_directory;
+char *outbox_archive_url;
+int			outbox_archive_compression;
 int			outbox_relay_memory;
 int outbox_workers;
 int outbox_lease_ttl;
@@ -64,6 +74,19 @@ static const struct config_enum_entry poison_policies[] = {
 	{"skip", OUTBOX_POISON_SKIP, false},
 	{"block", OUTBOX_POISON_BLOCK, false},
 	{"park", OUTBOX_POISON_PARK, false},
+	{NULL, 0, false},
+};
+
+static const struct config_enum_entry compressions[] = {
+	{"gzip", ARCHIVE_GZIP, false},
+	{"zstd", ARCHIVE_ZSTD, false},
+	{NULL, 0, false},
+};
+
+static const struct config_enum_entry envelopes[] = {
+	{"binary", OUTBOX_ENVELOPE_BINARY, false},
+	{"structured", OUTBOX_ENVELOPE_STRUCTURED, false},
+	{"bare", OUTBOX_ENVELOPE_BARE, false},
 	{NULL, 0, false},
 };
 
@@ -148,6 +171,48 @@ check_source(char **value, void **extra, GucSource source)
 	return false;
 }
 
+static bool
+check_archive_directory(char **value, void **extra, GucSource source)
+{
+	if ((*value)[0] == '\0' || (*value)[0] == '/')
+		return true;
+	GUC_check_errdetail("It is an absolute path.");
+	return false;
+}
+
+static bool
+check_archive_url(char **value, void **extra, GucSource source)
+{
+	if ((*value)[0] == '\0' || outbox_url_check_archive(*value))
+		return true;
+	/* The standard message would show the value. */
+	GUC_check_errmsg("invalid value for parameter \"outbox.archive_url\"");
+	GUC_check_errdetail("It is like \"http://user:password@host:8123/database/table\", percent-encoded; names of letters, digits and underscores.");
+	return false;
+}
+
+static bool
+check_traceparent(char **value, void **extra, GucSource source)
+{
+	const char *complaint = (*value)[0] == '\0' ? NULL : outbox_attribute_check_traceparent(*value);
+
+	if (complaint != NULL)
+		GUC_check_errdetail("The value %s.", complaint);
+	return complaint == NULL;
+}
+
+static bool
+check_tracestate(char **value, void **extra, GucSource source)
+{
+	const char *complaint = (*value)[0] == '\0' ? NULL : outbox_encode_check_header_value(*value);
+
+	if (complaint == NULL)
+		complaint = outbox_attribute_check_tracestate(*value);
+	if (complaint != NULL)
+		GUC_check_errdetail("The value %s.", complaint);
+	return complaint == NULL;
+}
+
 static void
 define_connection_settings(void)
 {
@@ -192,14 +257,17 @@ define_envelope_settings(void)
 							   "Literal tokens and {aggregate_type}, {aggregate_id}, {event_type}, whose values are percent-encoded.",
 							   &outbox_subject_template, "outbox.{aggregate_type}.{aggregate_id}.{event_type}",
 							   PGC_SUSET, 0, check_subject_template, NULL, NULL);
+	DefineCustomEnumVariable("outbox.envelope", "How events are packed: as CloudEvents, or not at all.",
+							 "binary: attributes are headers; structured: one JSON object; bare: payload and own headers only.",
+							 &outbox_envelope, OUTBOX_ENVELOPE_BINARY, envelopes, PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomStringVariable("outbox.cloudevents_source", "CloudEvents attribute \"source\" of all events.",
 							   "Empty: \"/outbox/\" and the database's name.",
 							   &outbox_cloudevents_source, "", PGC_SUSET, 0, check_source, NULL, NULL);
 	DefineCustomStringVariable("outbox.traceparent", "W3C trace context of the session's next events.",
 							   "Becomes the header \"traceparent\" of events enqueued without one.",
-							   &outbox_traceparent, "", PGC_USERSET, 0, NULL, NULL, NULL);
+							   &outbox_traceparent, "", PGC_USERSET, 0, check_traceparent, NULL, NULL);
 	DefineCustomStringVariable("outbox.tracestate", "W3C trace state that goes with outbox.traceparent.", NULL,
-							   &outbox_tracestate, "", PGC_USERSET, 0, NULL, NULL, NULL);
+							   &outbox_tracestate, "", PGC_USERSET, 0, check_tracestate, NULL, NULL);
 }
 
 static void
@@ -208,6 +276,9 @@ define_enqueue_settings(void)
 	DefineCustomIntVariable("outbox.max_pending", "Events pending in the database, above which enqueueing fails.",
 							"0: no limit. What relays haven't read yet is counted by position, which is an upper bound.",
 							&outbox_max_pending, 0, 0, INT_MAX, PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.guard", "Heeds outbox.guard(): changes of guarded tables need an event.",
+							 "off: what the session changes meanwhile needs none.",
+							 &outbox_guard, true, PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_payload", "Largest event that may be enqueued, payload and headers together.", NULL,
 							&outbox_max_payload, 1000000, 1024, 64 * 1024 * 1024, PGC_SUSET, GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
@@ -253,6 +324,19 @@ define_retention_settings(void)
 							&outbox_dead_letter_retention, -1, -1, INT_MAX, PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
 }
 
+static void
+define_archive_settings(void)
+{
+	DefineCustomStringVariable("outbox.archive_directory", "Directory to which events are written before they are removed.",
+							   "Files of JSON lines with a manifest; an absolute path. Empty: none.",
+							   &outbox_archive_directory, "", PGC_SUSET, GUC_SUPERUSER_ONLY, check_archive_directory, NULL, NULL);
+	DefineCustomStringVariable("outbox.archive_url", "ClickHouse table to which events are sent before they are removed.",
+							   "http[s]://[user[:password]@]host[:port]/[database/]table. Empty: none.",
+							   &outbox_archive_url, "", PGC_SUSET, GUC_SUPERUSER_ONLY, check_archive_url, NULL, NULL);
+	DefineCustomEnumVariable("outbox.archive_compression", "Compression of the files in outbox.archive_directory.", NULL,
+							 &outbox_archive_compression, ARCHIVE_GZIP, compressions, PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
 /* Sizes of shared memory are fixed while the server runs; the others follow a reload. */
 static void
 define_server_settings(void)
@@ -267,7 +351,7 @@ define_server_settings(void)
 							"For all databases together; each takes 40 bytes of shared memory once used.",
 							&outbox_max_open_aggregates, 1000000, 1000, 100000000, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_databases", "Databases with the extension, at most.",
-							"Each takes about 230 kB of shared memory.",
+							"Each takes about 250 kB of shared memory.",
 							&outbox_max_databases, 32, 1, 1024, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 #ifdef OUTBOX_TEST_POINTS
 	DefineCustomIntVariable("outbox.test_feed_size", "Ring size, for tests.", NULL,
@@ -351,6 +435,7 @@ _PG_init(void)
 	define_enqueue_settings();
 	define_relay_settings();
 	define_retention_settings();
+	define_archive_settings();
 	if (!process_shared_preload_libraries_in_progress)
 	{
 		/* Loaded by a session: the settings that size shared memory don't exist. */
@@ -363,6 +448,8 @@ _PG_init(void)
 	outbox_shmem_install();
 	RegisterXactCallback(outbox_feed_xact_callback, NULL);
 	RegisterXactCallback(outbox_operators_xact_callback, NULL);
+	RegisterXactCallback(outbox_inbox_xact_callback, NULL);
+	RegisterXactCallback(outbox_subscriptions_xact_callback, NULL);
 	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	RegisterXactCallback(outbox_session_xact_callback, NULL);
 	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);

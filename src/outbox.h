@@ -116,6 +116,53 @@ typedef struct OutboxChild
 	pg_atomic_uint64 last;		/* no position above it is in there; PG_INT64_MAX: unknown yet */
 } OutboxChild;
 
+/* Replays of a database that run at the same time. */
+#define OUTBOX_MAX_REPLAYERS 4
+
+/* A place for a process that replays. */
+typedef struct OutboxReplayer
+{
+	pg_atomic_uint32 pid;		/* 0: free */
+	pg_atomic_uint32 procno;	/* valid while pid is set */
+} OutboxReplayer;
+
+/* Subscriptions of a database, at most. */
+#define OUTBOX_SUBSCRIPTIONS 32
+
+typedef enum OutboxConsumerState
+{
+	OUTBOX_CONSUMER_STOPPED,
+	OUTBOX_CONSUMER_CONNECTING, /* no connection, or no consumer in the stream; the text says why */
+	OUTBOX_CONSUMER_ACTIVE
+} OutboxConsumerState;
+
+/* A subscription as the launcher must know it, and what its consumer says of itself: subscriptions.c. */
+typedef struct OutboxSubscription
+{
+	/* guarded by status_lock */
+	int			id;				/* of its row; 0: free */
+	int			revision;
+	Oid			role;			/* whose session its consumer is */
+	bool		wanted;			/* a consumer is to be at work */
+	OutboxConsumerState state;
+	TimestampTz since;
+	char		server[OUTBOX_TEXT_SIZE];
+	char		last_error[OUTBOX_TEXT_SIZE];
+
+	pg_atomic_uint32 pid;		/* of its consumer; 0: none */
+	pg_atomic_uint32 procno;	/* valid while pid is set */
+	pg_atomic_uint32 must_leave;	/* that consumer shall go */
+	pg_atomic_uint32 asked;		/* the last one went because it was told to */
+	/* Since the server started; written by the consumer. */
+	pg_atomic_uint64 applied;
+	pg_atomic_uint64 duplicates;
+	pg_atomic_uint64 failures;
+	pg_atomic_uint64 parked;
+	/* Now. */
+	pg_atomic_uint64 held;
+	pg_atomic_uint64 pending;
+} OutboxSubscription;
+
 /* One database that has, or had, the extension. */
 typedef struct OutboxDatabase
 {
@@ -133,7 +180,13 @@ typedef struct OutboxDatabase
 	pg_atomic_uint32 cleaner_pid;	/* 0: none is at work */
 	pg_atomic_uint64 clean_at;	/* TimestampTz when the next one is due; 0: not known yet */
 	pg_atomic_uint64 clean_from; /* and not before max_assigned has reached this */
+	pg_atomic_uint32 inbox_used; /* 0: nothing is in the inbox */
+	pg_atomic_uint64 inbox_clean_at; /* TimestampTz when it is to be swept; 0: not known yet */
 	pg_atomic_uint64 max_assigned;	/* no position above it was ever assigned, may lag */
+
+	/* Replay: replay.c. Places are taken under slots_lock. */
+	pg_atomic_uint32 replay_calls;	/* raised when there may be a replay to begin or to cancel */
+	OutboxReplayer replayers[OUTBOX_MAX_REPLAYERS];
 
 	/* Relays and launcher. */
 	pg_atomic_uint32 leave_calls; /* raised when all relays shall go: extension or database changes */
@@ -153,6 +206,10 @@ typedef struct OutboxDatabase
 	pg_atomic_uint32 careful;	/* the next relay builds each event in a subtransaction: one can't be read */
 	pg_atomic_uint64 errors[OUTBOX_ERROR_CLASSES]; /* failures to publish since the server started */
 	OutboxPlace	places[OUTBOX_MAX_RELAYS];
+	pg_atomic_uint32 subscription_changes;	/* raised when the table of subscriptions has changed */
+	pg_atomic_uint32 subscriptions_read; /* 1 + that count when a scout had read it; 0: none has */
+	pg_atomic_uint32 parked_changes; /* raised when parked messages are to be retried */
+	OutboxSubscription subscriptions[OUTBOX_SUBSCRIPTIONS];
 	pg_atomic_uint64 claimed[OUTBOX_CLAIMS]; /* handed to the broker and not settled: outbox_claim_entry(), 0: free */
 } OutboxDatabase;
 
@@ -227,13 +284,16 @@ typedef struct OutboxShared
 /* shmem.c; NULL when the library isn't in shared_preload_libraries. */
 extern OutboxShared *outbox_shared;
 extern void outbox_shmem_install(void);
+extern void outbox_shmem_require(void);
 extern OutboxDatabase *outbox_shmem_find(Oid dboid);
 extern OutboxDatabase *outbox_shmem_claim(Oid dboid);
 extern void outbox_shmem_free(Oid dboid);
 extern bool outbox_shmem_has_relays(OutboxDatabase *database);
 extern bool outbox_shmem_has_processes(OutboxDatabase *database);
 extern void outbox_shmem_wake_relays(OutboxDatabase *database);
+extern void outbox_shmem_wake_consumers(OutboxDatabase *database);
 extern void outbox_shmem_wake_launcher(void);
+extern void outbox_shmem_wake_replayers(OutboxDatabase *database);
 
 /* What a failed event means to its successors: outbox.poison_policy. */
 typedef enum OutboxPoisonPolicy
@@ -255,9 +315,11 @@ extern char *outbox_tls_key_file;
 extern char *outbox_stream;
 extern bool outbox_stream_create;
 extern char *outbox_subject_template;
+extern int	outbox_envelope;
 extern char *outbox_cloudevents_source;
 extern char *outbox_traceparent;
 extern char *outbox_tracestate;
+extern bool outbox_guard;
 extern int	outbox_max_in_flight;
 extern int	outbox_ack_timeout;
 extern int	outbox_connect_timeout;
@@ -270,6 +332,9 @@ extern bool outbox_preserve_aggregate_order;
 extern char *outbox_dead_letter_subject;
 extern int outbox_retention;
 extern int outbox_dead_letter_retention;
+extern char *outbox_archive_directory;
+extern char *outbox_archive_url;
+extern int	outbox_archive_compression;
 extern int	outbox_relay_memory;
 extern int outbox_workers;
 extern int outbox_lease_ttl;

@@ -15,7 +15,7 @@
 
 #include "broker.h"
 #include "database.h"
-#include "envelope.h"
+#include "held.h"
 #include "flow.h"
 #include "ownership.h"
 #include "pause.h"

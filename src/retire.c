@@ -21,6 +21,7 @@
 #include "storage/lmgr.h"
 #include "utils/snapmgr.h"
 
+#include "archive.h"
 #include "ring.h"
 
 /* Carried over from one child at most; more than that holds it up. */
@@ -72,17 +73,15 @@ give_up(void)
 
 /* ------------------------------------------------------------- statements */
 
-/* Runs a statement with parameters of these types; the number of rows is in SPI_processed. */
-static void
-run(const char *query, int count, Oid *types, Datum *values)
+void
+outbox_retire_run(const char *query, int count, Oid *types, Datum *values)
 {
 	if (SPI_execute_with_args(query, count, types, values, NULL, false, 0) < 0)
 		elog(ERROR, "could not run \"%s\"", query);
 }
 
-/* The column of the only row; if_null if there is none, or it is NULL. */
-static Datum
-result(int column, Datum if_null)
+Datum
+outbox_retire_result(int column, Datum if_null)
 {
 	bool		isnull = true;
 	Datum		value = if_null;
@@ -99,9 +98,9 @@ outbox_retire_ranges(const OutboxRetention *retention, OutboxRangeRow *rows)
 {
 	int			count;
 
-	run("SELECT child, generation, opened_at, closed_at IS NOT NULL, last_position IS NOT NULL FROM outbox.ring"
-		" ORDER BY generation",
-		0, NULL, NULL);
+	outbox_retire_run("SELECT child, generation, opened_at, closed_at IS NOT NULL, last_position IS NOT NULL FROM outbox.ring"
+					  " ORDER BY generation",
+					  0, NULL, NULL);
 	count = (int) Min(SPI_processed, OUTBOX_CHILDREN);
 	for (int i = 0; i < count; i++)
 	{
@@ -144,9 +143,9 @@ free_child(const OutboxRangeRow *rows, int count)
 			used = used || rows[r].child == child;
 		if (used)
 			continue;
-		run(psprintf("SELECT pg_catalog.pg_relation_size('outbox.log_%1$d') + pg_catalog.pg_relation_size('outbox.ledger_%1$d')", child),
-			0, NULL, NULL);
-		if (DatumGetInt64(result(1, Int64GetDatum(1))) == 0)
+		outbox_retire_run(psprintf("SELECT pg_catalog.pg_relation_size('outbox.log_%1$d') + pg_catalog.pg_relation_size('outbox.ledger_%1$d')", child),
+						  0, NULL, NULL);
+		if (DatumGetInt64(outbox_retire_result(1, Int64GetDatum(1))) == 0)
 			return child;
 	}
 	return -1;
@@ -158,15 +157,15 @@ current_since(const OutboxRangeRow *current, int child)
 {
 	TimestampTz newest;
 
-	run(psprintf("SELECT (SELECT created_at FROM outbox.log_%1$d ORDER BY position DESC LIMIT 1),"
-				 " (SELECT created_at FROM outbox.log_%1$d ORDER BY position LIMIT 1)",
-				 child),
-		0, NULL, NULL);
-	newest = DatumGetTimestampTz(result(1, TimestampTzGetDatum(DT_NOBEGIN)));
+	outbox_retire_run(psprintf("SELECT (SELECT created_at FROM outbox.log_%1$d ORDER BY position DESC LIMIT 1),"
+							   " (SELECT created_at FROM outbox.log_%1$d ORDER BY position LIMIT 1)",
+							   child),
+					  0, NULL, NULL);
+	newest = DatumGetTimestampTz(outbox_retire_result(1, TimestampTzGetDatum(DT_NOBEGIN)));
 	if (newest == DT_NOBEGIN)
 		return DT_NOEND;
 	if (current == NULL)
-		return DatumGetTimestampTz(result(2, TimestampTzGetDatum(newest)));
+		return DatumGetTimestampTz(outbox_retire_result(2, TimestampTzGetDatum(newest)));
 	/* What has only been carried over is no reason to carry it further. */
 	return newest < current->opened_at ? DT_NOEND : current->opened_at;
 }
@@ -182,8 +181,8 @@ is_worth_closing(const OutboxRetention *retention, int child, bool can_spare)
 	Oid			types[] = {TIMESTAMPTZOID};
 	Datum		values[] = {TimestampTzGetDatum(retention->before)};
 
-	run(psprintf("SELECT min(settled_at) <= $1, max(settled_at) <= $1 FROM outbox.ledger_%d", child), 1, types, values);
-	return DatumGetBool(result(can_spare ? 1 : 2, BoolGetDatum(false)));
+	outbox_retire_run(psprintf("SELECT min(settled_at) <= $1, max(settled_at) <= $1 FROM outbox.ledger_%d", child), 1, types, values);
+	return DatumGetBool(outbox_retire_result(can_spare ? 1 : 2, BoolGetDatum(false)));
 }
 
 void
@@ -215,13 +214,13 @@ outbox_retire_rotate(const OutboxRetention *retention, TimestampTz opened_before
 		Oid			type = TIMESTAMPTZOID;
 		Datum		opened_at = TimestampTzGetDatum(since == DT_NOEND ? GetCurrentTimestamp() : since);
 
-		run("INSERT INTO outbox.ring (child, generation, opened_at) VALUES (0, 1, $1)", 1, &type, &opened_at);
+		outbox_retire_run("INSERT INTO outbox.ring (child, generation, opened_at) VALUES (0, 1, $1)", 1, &type, &opened_at);
 	}
-	run("UPDATE outbox.ring SET closed_at = pg_catalog.clock_timestamp() WHERE closed_at IS NULL", 0, NULL, NULL);
-	run(psprintf("INSERT INTO outbox.ring (child, generation, opened_at)"
-				 " SELECT %d, max(generation) + 1, pg_catalog.clock_timestamp() FROM outbox.ring",
-				 next),
-		0, NULL, NULL);
+	outbox_retire_run("UPDATE outbox.ring SET closed_at = pg_catalog.clock_timestamp() WHERE closed_at IS NULL", 0, NULL, NULL);
+	outbox_retire_run(psprintf("INSERT INTO outbox.ring (child, generation, opened_at)"
+							   " SELECT %d, max(generation) + 1, pg_catalog.clock_timestamp() FROM outbox.ring",
+							   next),
+					  0, NULL, NULL);
 	OUTBOX_TEST_POINT("rotate");
 	outbox_retire_commit();
 	OUTBOX_TEST_POINT("rotated");
@@ -240,9 +239,9 @@ outbox_retire_seal(const OutboxRetention *retention, int child)
 		give_up();
 		return false;
 	}
-	run(psprintf("UPDATE outbox.ring SET last_position = coalesce((SELECT max(position) FROM outbox.log_%1$d), 0) WHERE child = %1$d",
-				 child),
-		0, NULL, NULL);
+	outbox_retire_run(psprintf("UPDATE outbox.ring SET last_position = coalesce((SELECT max(position) FROM outbox.log_%1$d), 0) WHERE child = %1$d",
+							   child),
+					  0, NULL, NULL);
 	OUTBOX_TEST_POINT("seal");
 	outbox_retire_commit();
 	follow_table(retention);
@@ -251,7 +250,7 @@ outbox_retire_seal(const OutboxRetention *retention, int child)
 
 /* ------------------------------------------------------------------ retire */
 
-/* What is to stay of a child, as an array; NULL: too much. */
+/* What is to stay of a child, as an array; settled: how many of those are in the ledger, which goes with the rest. */
 static Datum
 read_kept(const OutboxRetention *retention, int child, int *count, int *settled)
 {
@@ -259,41 +258,64 @@ read_kept(const OutboxRetention *retention, int child, int *count, int *settled)
 	Datum		values[] = {Int32GetDatum(child), TimestampTzGetDatum(retention->before),
 					  TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
 
-	run("SELECT coalesce(pg_catalog.array_agg(k), '{}'), pg_catalog.count(*)::integer,"
-		" pg_catalog.count(outbox.settled_at(k))::integer FROM outbox.range_keeps($1, $2, $3, $4) k",
-		lengthof(types), types, values);
-	*count = DatumGetInt32(result(2, 0));
-	*settled = DatumGetInt32(result(3, 0));
-	return result(1, 0);
+	/* In one statement: what is published behind it must show. */
+	outbox_retire_run("SELECT coalesce(pg_catalog.array_agg(k), '{}'), pg_catalog.count(*)::integer,"
+					  " pg_catalog.count(outbox.settled_at(k))::integer FROM outbox.range_keeps($1, $2, $3, $4) k",
+					  lengthof(types), types, values);
+	*count = DatumGetInt32(outbox_retire_result(2, 0));
+	*settled = DatumGetInt32(outbox_retire_result(3, 0));
+	return outbox_retire_result(1, 0);
 }
 
-/* Whether it is still right to keep just these: nothing that was to go was redriven, nothing that stays was published. */
-static bool
-is_still_right(const OutboxRetention *retention, int child, Datum kept, int settled)
+/* That number now. */
+static int
+count_settled(Datum kept)
 {
-	Oid			types[] = {INT8ARRAYOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-	Datum		values[] = {kept, Int32GetDatum(child), TimestampTzGetDatum(retention->before),
-					  TimestampTzGetDatum(retention->dead_before)};
+	Oid			type = INT8ARRAYOID;
 
-	run("SELECT (SELECT pg_catalog.count(outbox.settled_at(k))::integer FROM pg_catalog.unnest($1) k),"
-		" EXISTS (SELECT FROM outbox.range_keeps_dead($2, $3, $4) k WHERE k <> ALL ($1))",
-		lengthof(types), types, values);
-	return DatumGetInt32(result(1, Int32GetDatum(-1))) == settled && !DatumGetBool(result(2, BoolGetDatum(true)));
+	outbox_retire_run("SELECT pg_catalog.count(outbox.settled_at(k))::integer FROM pg_catalog.unnest($1) k", 1, &type, &kept);
+	return DatumGetInt32(outbox_retire_result(1, Int32GetDatum(-1)));
+}
+
+/*
+ * Whether it is still right to keep just these: nothing that was to go was
+ * redriven, nothing that stays was published, and nothing at all was published
+ * since the range was archived.
+ */
+static bool
+is_still_right(const OutboxRetention *retention, int child, const OutboxArchived *archived, Datum kept, int settled)
+{
+	Oid			types[] = {INT8ARRAYOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, INT8OID};
+	Datum		values[] = {kept, Int32GetDatum(child), TimestampTzGetDatum(retention->before),
+					  TimestampTzGetDatum(retention->dead_before), BoolGetDatum(archived->wanted),
+					  Int64GetDatum(archived->ledger_rows)};
+
+	if (count_settled(kept) != settled)
+		return false;
+	outbox_retire_run(psprintf("SELECT NOT EXISTS (SELECT FROM outbox.range_keeps_dead($2, $3, $4) k WHERE k <> ALL ($1))"
+							   " AND (NOT $5 OR (SELECT pg_catalog.count(*) FROM outbox.ledger_%d) = $6)",
+							   child),
+					  lengthof(types), types, values);
+	return DatumGetBool(outbox_retire_result(1, BoolGetDatum(false)));
 }
 
 /* Empties child and ledger twin, which are locked, and notes it. */
 static void
-empty(const OutboxRetention *retention, int child, int kept)
+empty(const OutboxRetention *retention, int child, const OutboxArchived *archived, int kept)
 {
 	Oid			types[] = {INT8OID, INT4OID, INT4OID};
 	Datum		values[] = {Int64GetDatum(retention->run), Int32GetDatum(child), Int32GetDatum(kept)};
 
-	run("INSERT INTO outbox.purges (run, child, generation, first_position, last_position, events, bytes, carried_over, oldest, newest)"
-		" SELECT $1, r.child, r.generation, s.first_position, s.last_position, s.events - $3, s.bytes, $3, s.oldest, s.newest"
-		" FROM outbox.ring r, outbox.range_figures($2) s WHERE r.child = $2",
-		lengthof(types), types, values);
-	run(psprintf("TRUNCATE ONLY outbox.log_%1$d, outbox.ledger_%1$d", child), 0, NULL, NULL);
-	run(psprintf("DELETE FROM outbox.ring WHERE child = %d", child), 0, NULL, NULL);
+	outbox_retire_run("INSERT INTO outbox.purges (run, child, generation, first_position, last_position, events, bytes, carried_over, oldest, newest)"
+					  " SELECT $1, r.child, r.generation, s.first_position, s.last_position, s.events - $3, s.bytes, $3, s.oldest, s.newest"
+					  " FROM outbox.ring r, outbox.range_figures($2) s WHERE r.child = $2",
+					  lengthof(types), types, values);
+	outbox_retire_run(psprintf("TRUNCATE ONLY outbox.log_%1$d, outbox.ledger_%1$d", child), 0, NULL, NULL);
+	outbox_retire_run(psprintf("DELETE FROM outbox.ring WHERE child = %d", child), 0, NULL, NULL);
+	if (archived->wanted)
+		outbox_retire_run(psprintf("UPDATE outbox.archives SET removed_at = pg_catalog.clock_timestamp(), kept = NULL WHERE range = %lld",
+								   (long long) archived->range),
+						  0, NULL, NULL);
 }
 
 /* The locks that keep everybody out, not waited for. From then on homes in the child don't hold any more. */
@@ -315,29 +337,33 @@ lock_child(const OutboxRetention *retention, const OutboxCatalog *catalog, int c
 
 /* Copies, locks, looks again, empties. In a transaction of its own. */
 static bool
-retire_now(const OutboxRetention *retention, int child)
+retire_now(const OutboxRetention *retention, int child, const OutboxArchived *archived)
 {
 	const OutboxCatalog *catalog;
 	Oid			type = INT8ARRAYOID;
-	Datum		kept;
-	int			count;
+	Datum		kept = archived->kept;
+	int			count = archived->kept_count;
 	int			settled;
 	bool		done = false;
 
 	if (!outbox_retire_begin(retention))
 		return false;
 	catalog = outbox_database_catalog(false);
-	kept = read_kept(retention, child, &count, &settled);
+	/* Whether anything was published since the archive's plan is seen by the number of ledger rows. */
+	if (archived->wanted)
+		settled = count_settled(kept);
+	else
+		kept = read_kept(retention, child, &count, &settled);
 	if (count > 0)
-		run(psprintf("INSERT INTO outbox.log_%u SELECT * FROM outbox.log_%d WHERE position = ANY ($1)",
-					 pg_atomic_read_u32(&retention->database->current_child), child),
-			1, &type, &kept);
+		outbox_retire_run(psprintf("INSERT INTO outbox.log_%u SELECT * FROM outbox.log_%d WHERE position = ANY ($1)",
+								   pg_atomic_read_u32(&retention->database->current_child), child),
+						  1, &type, &kept);
 	OUTBOX_TEST_POINT("retire-copied");
 	if (count < MAX_CARRIED && lock_child(retention, catalog, child))
-		done = is_still_right(retention, child, kept, settled);
+		done = is_still_right(retention, child, archived, kept, settled);
 	if (done)
 	{
-		empty(retention, child, count);
+		empty(retention, child, archived, count);
 		OUTBOX_TEST_POINT("retire-emptied");
 		outbox_retire_commit();
 	}
@@ -353,24 +379,20 @@ outbox_retire(const OutboxRetention *retention, int child, TimestampTz *newest)
 	Oid			types[] = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID};
 	Datum		values[] = {Int32GetDatum(child), TimestampTzGetDatum(retention->before),
 					  TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
+	OutboxArchived archived;
 	bool		can_go;
 
 	if (!outbox_retire_begin(retention))
 		return OUTBOX_RETIRE_LATER;
-	run("SELECT reason IS NULL, newest FROM outbox.range_survey($1, $2, $3, $4)", lengthof(types), types, values);
-	can_go = DatumGetBool(result(1, BoolGetDatum(false)));
-	*newest = DatumGetTimestampTz(result(2, TimestampTzGetDatum(DT_NOBEGIN)));
+	outbox_retire_run("SELECT reason IS NULL, newest FROM outbox.range_survey($1, $2, $3, $4)", lengthof(types), types, values);
+	can_go = DatumGetBool(outbox_retire_result(1, BoolGetDatum(false)));
+	*newest = DatumGetTimestampTz(outbox_retire_result(2, TimestampTzGetDatum(DT_NOBEGIN)));
 	outbox_retire_commit();
 	if (!can_go)
 		return *newest > retention->before ? OUTBOX_RETIRE_TOO_YOUNG : OUTBOX_RETIRE_LATER;
 
-	/*
-	 * The place of the archive: nobody writes into the child any more, and its
-	 * events are terminal but for the few that are carried over. Who writes the
-	 * range out does it here, before retire_now(), without a lock or an open
-	 * transaction, and returns OUTBOX_RETIRE_LATER unless that is durable.
-	 */
-	if (!retire_now(retention, child))
+	/* Nobody writes into the child any more, and its events are terminal but for the few that are carried over. */
+	if (!outbox_archive_range(retention, child, &archived) || !retire_now(retention, child, &archived))
 		return OUTBOX_RETIRE_LATER;
 	OUTBOX_TEST_POINT("retired");
 	follow_table(retention);
@@ -390,12 +412,12 @@ outbox_retire_sweep(const OutboxRetention *retention)
 	{
 		int64		last;
 
-		run("WITH batch AS MATERIALIZED (SELECT d.position AS p FROM outbox.delivery d WHERE d.position > $1 ORDER BY d.position LIMIT $2),"
-			" gone AS (DELETE FROM outbox.delivery WHERE position = ANY (ARRAY("
-			"  SELECT p FROM batch WHERE (SELECT l.position FROM outbox.log l WHERE l.position = p) IS NULL)))"
-			" SELECT max(p) FROM batch HAVING pg_catalog.count(*) = $2",
-			lengthof(types), types, values);
-		last = DatumGetInt64(result(1, Int64GetDatum(0)));
+		outbox_retire_run("WITH batch AS MATERIALIZED (SELECT d.position AS p FROM outbox.delivery d WHERE d.position > $1 ORDER BY d.position LIMIT $2),"
+						  " gone AS (DELETE FROM outbox.delivery WHERE position = ANY (ARRAY("
+						  "  SELECT p FROM batch WHERE (SELECT l.position FROM outbox.log l WHERE l.position = p) IS NULL)))"
+						  " SELECT max(p) FROM batch HAVING pg_catalog.count(*) = $2",
+						  lengthof(types), types, values);
+		last = DatumGetInt64(outbox_retire_result(1, Int64GetDatum(0)));
 		outbox_retire_commit();
 		if (last == 0)
 			return;

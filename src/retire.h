@@ -37,6 +37,12 @@ typedef struct OutboxRangeRow
 extern bool outbox_retire_begin(const OutboxRetention *retention);
 extern void outbox_retire_commit(void);
 
+/* Inside of one: runs a statement with parameters of these types; the number of rows is in SPI_processed. */
+extern void outbox_retire_run(const char *query, int count, Oid *types, Datum *values);
+
+/* The column of its only row; if_null if there is none, or it is NULL. */
+extern Datum outbox_retire_result(int column, Datum if_null);
+
 /* Reads outbox.ring, in order of generation, into shared memory as well. Returns the number of rows. */
 extern int outbox_retire_ranges(const OutboxRetention *retention, OutboxRangeRow *rows);
 

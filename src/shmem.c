@@ -63,6 +63,21 @@ init_place(OutboxPlace *place)
 }
 
 static void
+init_subscription(OutboxSubscription *subscription)
+{
+	pg_atomic_init_u32(&subscription->pid, 0);
+	pg_atomic_init_u32(&subscription->procno, 0);
+	pg_atomic_init_u32(&subscription->must_leave, 0);
+	pg_atomic_init_u32(&subscription->asked, 0);
+	pg_atomic_init_u64(&subscription->applied, 0);
+	pg_atomic_init_u64(&subscription->duplicates, 0);
+	pg_atomic_init_u64(&subscription->failures, 0);
+	pg_atomic_init_u64(&subscription->parked, 0);
+	pg_atomic_init_u64(&subscription->held, 0);
+	pg_atomic_init_u64(&subscription->pending, 0);
+}
+
+static void
 init_database(OutboxDatabase *database, int tranche)
 {
 	database->dboid = InvalidOid;
@@ -74,6 +89,14 @@ init_database(OutboxDatabase *database, int tranche)
 	pg_atomic_init_u32(&database->cleaner_pid, 0);
 	pg_atomic_init_u64(&database->clean_at, 0);
 	pg_atomic_init_u64(&database->clean_from, 0);
+	pg_atomic_init_u32(&database->replay_calls, 0);
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+	{
+		pg_atomic_init_u32(&database->replayers[i].pid, 0);
+		pg_atomic_init_u32(&database->replayers[i].procno, 0);
+	}
+	pg_atomic_init_u32(&database->inbox_used, 0);
+	pg_atomic_init_u64(&database->inbox_clean_at, 0);
 	for (int i = 0; i < OUTBOX_CHILDREN; i++)
 	{
 		pg_atomic_init_u32(&database->children[i].life, 0);
@@ -93,6 +116,11 @@ init_database(OutboxDatabase *database, int tranche)
 		pg_atomic_init_u64(&database->errors[i], 0);
 	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
 		init_place(&database->places[i]);
+	pg_atomic_init_u32(&database->subscription_changes, 0);
+	pg_atomic_init_u32(&database->subscriptions_read, 0);
+	pg_atomic_init_u32(&database->parked_changes, 0);
+	for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
+		init_subscription(&database->subscriptions[i]);
 	for (int i = 0; i < OUTBOX_CLAIMS; i++)
 		pg_atomic_init_u64(&database->claimed[i], 0);
 }
@@ -172,6 +200,17 @@ find_locked(Oid dboid)
 	return NULL;
 }
 
+/* For what makes no sense without the library preloaded. */
+void
+outbox_shmem_require(void)
+{
+	if (outbox_shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
+				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+}
+
 /* The slot of a database, or NULL when it has none. */
 OutboxDatabase *
 outbox_shmem_find(Oid dboid)
@@ -204,6 +243,11 @@ reset_database(OutboxDatabase *database)
 		pg_atomic_write_u64(&place->known_pending, 0);
 		pg_atomic_write_u64(&place->read_up_to, 0);
 		pg_atomic_write_u64(&place->oldest_pending, 0);
+	}
+	for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
+	{
+		database->subscriptions[i].id = 0;
+		database->subscriptions[i].wanted = false;
 	}
 }
 
@@ -245,7 +289,7 @@ outbox_shmem_free(Oid dboid)
 
 	LWLockAcquire(&outbox_shared->lock, LW_EXCLUSIVE);
 	database = find_locked(dboid);
-	if (database != NULL && !outbox_shmem_has_relays(database))
+	if (database != NULL && !outbox_shmem_has_processes(database))
 		database->dboid = InvalidOid;
 	LWLockRelease(&outbox_shared->lock);
 }
@@ -262,10 +306,20 @@ outbox_shmem_has_relays(OutboxDatabase *database)
 	return false;
 }
 
-/* The same, and cleaners. */
+/* The same, and cleaners, replayers and consumers. */
 bool
 outbox_shmem_has_processes(OutboxDatabase *database)
 {
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+	{
+		if (pg_atomic_read_u32(&database->replayers[i].pid) != 0)
+			return true;
+	}
+	for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
+	{
+		if (pg_atomic_read_u32(&database->subscriptions[i].pid) != 0)
+			return true;
+	}
 	return outbox_shmem_has_relays(database) || pg_atomic_read_u32(&database->cleaner_pid) != 0;
 }
 
@@ -283,6 +337,32 @@ outbox_shmem_wake_relays(OutboxDatabase *database)
 
 		if (pg_atomic_read_u32(&place->pid) != 0)
 			SetLatch(outbox_proc_latch(pg_atomic_read_u32(&place->procno)));
+	}
+}
+
+/* There may be a replay to begin or to cancel. Safe in commit callbacks, too. */
+void
+outbox_shmem_wake_replayers(OutboxDatabase *database)
+{
+	pg_atomic_fetch_add_u32(&database->replay_calls, 1);
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+	{
+		if (pg_atomic_read_u32(&database->replayers[i].pid) != 0)
+			SetLatch(outbox_proc_latch(pg_atomic_read_u32(&database->replayers[i].procno)));
+	}
+	outbox_shmem_wake_launcher();
+}
+
+/* The same for its consumers. */
+void
+outbox_shmem_wake_consumers(OutboxDatabase *database)
+{
+	for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
+	{
+		OutboxSubscription *subscription = &database->subscriptions[i];
+
+		if (pg_atomic_read_u32(&subscription->pid) != 0)
+			SetLatch(outbox_proc_latch(pg_atomic_read_u32(&subscription->procno)));
 	}
 }
 

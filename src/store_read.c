@@ -242,9 +242,9 @@ build_carefully(OutboxRelay *relay, const OutboxLogScan *scan, HeapTuple tuple)
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(caller);
 		CurrentResourceOwner = owner;
-		event = outbox_envelope_broken(scan->home, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
-									   (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0),
-									   psprintf("could not read the event: %s", error->message));
+		event = outbox_held_broken(scan->home, outbox_log_scan_int64(scan, tuple, LOG_POSITION, 0),
+								   (uint64) outbox_log_scan_int64(scan, tuple, LOG_AGG_HASH, 0),
+								   psprintf("could not read the event: %s", error->message));
 	}
 	PG_END_TRY();
 	return event;

@@ -1,11 +1,12 @@
 /*
  * url.c
- *	  What outbox.nats_url may be.
+ *	  What outbox.nats_url and outbox.archive_url may be.
  *
  * Only what tells a list of URLs from a slip of the pen: the scheme, that
  * something follows it, and that nothing in it ends a URL for those who take it
  * apart or hide what is secret in it (broker_settings.c, broker_text.c). The
- * rest is read by the NATS client, whose verdict is in outbox.status(). Pure
+ * rest is read by the NATS client, whose verdict is in outbox.status(). What goes
+ * into a query of ours, the table's name, is letters, digits and underscores. Pure
  * logic; it must know neither PostgreSQL nor NATS.
  */
 #include "url.h"
@@ -53,4 +54,38 @@ outbox_url_check_list(const char *list)
 			return true;
 		list += length + 1;
 	}
+}
+
+/* One or two names of letters, digits and underscores, separated by a slash. */
+static bool
+is_table(const char *path)
+{
+	static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+	size_t		first = strspn(path, letters);
+	size_t		second;
+
+	if (first == 0 || path[first] == '\0')
+		return first > 0;
+	second = path[first] == '/' ? strspn(path + first + 1, letters) : 0;
+	return second > 0 && path[first + 1 + second] == '\0';
+}
+
+bool
+outbox_url_check_archive(const char *url)
+{
+	const char *authority = strncmp(url, "http://", 7) == 0 ? url + 7 : strncmp(url, "https://", 8) == 0 ? url + 8 :
+																										   NULL;
+	const char *slash;
+	const char *host;
+
+	if (authority == NULL || (slash = strchr(authority, '/')) == NULL)
+		return false;
+	for (const char *c = authority; c < slash; c++)
+	{
+		if ((unsigned char) *c <= ' ' || *c == 0x7f || *c == '?' || *c == '#')
+			return false;
+	}
+	host = memchr(authority, '@', (size_t) (slash - authority));
+	host = host == NULL ? authority : host + 1;
+	return host < slash && *host != ':' && memchr(host, '@', (size_t) (slash - host)) == NULL && is_table(slash + 1);
 }

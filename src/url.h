@@ -1,6 +1,6 @@
 /*
  * url.h
- *	  What outbox.nats_url may be.
+ *	  What outbox.nats_url and outbox.archive_url may be.
  *
  * Pure logic: no PostgreSQL, no NATS, no allocation.
  */
@@ -11,5 +11,8 @@
 
 /* URLs of NATS servers, separated by commas; spaces around one don't count, and it has no white space in it. */
 extern bool outbox_url_check_list(const char *list);
+
+/* The URL of a ClickHouse table: http[s]://[user[:password]@]host[:port]/[database/]table. */
+extern bool outbox_url_check_archive(const char *url);
 
 #endif							/* OUTBOX_URL_H */

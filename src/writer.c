@@ -91,12 +91,10 @@ outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *null
 void
 outbox_writer_flush(OutboxWriter *writer)
 {
-	CommandId	command = GetCurrentCommandId(true);
-
 	if (writer->row_count == 1)
-		table_tuple_insert(writer->relation, writer->slots[0], command, 0, NULL);
+		table_tuple_insert(writer->relation, writer->slots[0], GetCurrentCommandId(true), 0, NULL);
 	else if (writer->row_count > 1)
-		table_multi_insert(writer->relation, writer->slots, writer->row_count, command, 0, NULL);
+		table_multi_insert(writer->relation, writer->slots, writer->row_count, GetCurrentCommandId(true), 0, NULL);
 	for (int i = 0; i < writer->row_count; i++)
 	{
 		outbox_insert_index_tuples(writer->result, writer->slots[i], writer->estate);

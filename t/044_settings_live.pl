@@ -63,9 +63,19 @@ my %setting = (
 		valid => [ 'outbox.first.{event_type}', 'outbox.second.{event_type}' ],
 		effect => sub { arrives('outbox.first.e') },
 	},
+	envelope => {
+		context => 'superuser',
+		invalid => [ '', 'cloudevents', 'on' ],
+		valid => [ 'structured', 'binary' ],
+	},
 	cloudevents_source => { context => 'superuser', invalid => [ 'x' x 256 ], valid => [ '/first', '/second' ] },
 	retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '8d', '-1' ] },
 	dead_letter_retention => { context => 'superuser', invalid => [ -2, '9999999d', 'much', '' ], valid => [ '30d', '0' ] },
+	# the cleaner's: each one reads them when it starts
+	archive_directory => { context => 'superuser', invalid => [ 'relative', './x' ], valid => [ '/does/not/exist', '/neither' ] },
+	archive_url => { context => 'superuser', invalid => [ 'x', 'nats://h/t', 'http://h', 'http://h/a;b' ], valid => [ 'http://127.0.0.1:1/t', 'https://u:p@h/d/t' ] },
+	archive_compression => { context => 'superuser', invalid => [ 'lz4', '9', '' ], valid => [ 'zstd', 'gzip' ] },
+	guard => { context => 'superuser', live => 0, invalid => [ 'maybe', '2', '' ], valid => [ 'off', 'on' ] },
 	traceparent => { context => 'user', live => 0 },
 	tracestate => { context => 'user', live => 0 },
 	max_payload => {
@@ -170,7 +180,7 @@ sub relay_has_read_it
 
 	$node->safe_psql($db, "SELECT outbox.enqueue_text('marker', '$n', 'e', 'x', subject => 'outbox.marker.$n')");
 	return undef
-	  unless wait_until(5, sub { my ($marker) = $nats->dump('OUTBOX', "outbox.marker.$n"); return $marker && $marker->{headers}{'ce-source'} eq $source });
+	  unless wait_until(5, sub { my ($marker) = $nats->dump('OUTBOX', "outbox.marker.$n"); return $marker && attribute($marker, 'source') eq $source });
 	return time() - $start;
 }
 

@@ -28,7 +28,7 @@ outbox.connect_timeout = 1s
 outbox.retry_base_delay = 50ms
 outbox.retry_max_delay = 200ms
 CONF
-my @hidden = qw(nats_url login_file credentials_file tls_ca_file tls_cert_file tls_key_file);
+my @hidden = qw(archive_directory archive_url nats_url login_file credentials_file tls_ca_file tls_cert_file tls_key_file);
 # each secret of this file contains it, encoded, decoded or as it is
 my $secret = qr/s3cr/i;
 

@@ -425,7 +425,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order
-  own_status wait_state wait_until sqlstates);
+  own_status wait_state wait_until sqlstates attribute);
 
 # PostgreSQL::Test::Cluster needs pg_regress, which "make prove_installcheck"
 # of PGXS names in the environment and a bare "prove" does not.
@@ -602,6 +602,16 @@ sub check_no_crash
 	return !@lines;
 }
 
+# A CloudEvents attribute of a message, in binary or in structured mode; undef without it.
+sub attribute
+{
+	my ($message, $name) = @_;
+
+	return JSON::PP::decode_json($message->{payload})->{$name}
+	  if ($message->{headers}{'Content-Type'} // '') eq 'application/cloudevents+json';
+	return $message->{headers}{"ce-$name"};
+}
+
 # The promise of order: per aggregate, the first copies (of each Nats-Msg-Id)
 # have rising positions in the stream. Returns what contradicts it, in words; a
 # message that lacks what it takes to tell is a contradiction, too. A dump that
@@ -613,7 +623,7 @@ sub check_order
 
 	foreach my $message ($messages ? @$messages : $nats->dump($stream))
 	{
-		my ($type, $subject, $sequence) = @{ $message->{headers} }{qw(ce-aggregatetype ce-subject ce-sequence)};
+		my ($type, $subject, $sequence) = map { attribute($message, $_) } qw(aggregatetype subject sequence);
 		my $at = "at sequence $message->{seq}";
 
 		if ($message->{msg_id} eq '' || !defined $type || !defined $subject || ($sequence // '') !~ /^\d+$/)

@@ -93,7 +93,7 @@ BEGIN
         child := r.child; generation := r.generation; opened_at := r.opened_at; closed_at := r.closed_at;
         EXECUTE format('SELECT (SELECT created_at FROM outbox.log_%1$s ORDER BY position LIMIT 1),
             pg_total_relation_size(''outbox.log_%1$s'') + pg_total_relation_size(''outbox.ledger_%1$s'')', child) INTO oldest, bytes;
-        SELECT s.newest, coalesce(s.reason, 'it will go soon') INTO newest, kept_because
+        SELECT s.newest, coalesce(s.reason, outbox.archive_trouble(child), 'it will go soon') INTO newest, kept_because
         FROM outbox.range_survey(child, r.before, r.dead_before, 10000) s;
         RETURN NEXT;
     END LOOP;
@@ -157,7 +157,8 @@ BEGIN
         oldest := r.oldest; newest := r.newest;
         carried_over := CASE WHEN r.why IS NULL AND dry_run THEN r.kept END;
         events := r.events - coalesce(carried_over, 0);
-        reason := CASE WHEN r.why IS NULL AND NOT dry_run THEN 'another session is using it, or it changed just now' ELSE r.why END;
+        reason := CASE WHEN r.why IS NULL AND NOT dry_run
+            THEN coalesce(outbox.archive_trouble(child), 'another session is using it, or it changed just now') ELSE r.why END;
         RETURN NEXT;
     END LOOP;
 END $$;

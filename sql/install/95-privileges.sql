@@ -44,7 +44,10 @@ SELECT r.rolname AS role, g.kind,
 FROM pg_catalog.pg_roles r, outbox.privileges g, LATERAL (SELECT outbox.role_holds(r.oid, g.privilege, g.object, g.columns) AS held OFFSET 0) h
 WHERE g.kind NOT IN ('owner', 'public') AND NOT r.rolsuper
 GROUP BY r.rolname, g.kind
-HAVING pg_catalog.bool_or(h.held);
+-- Kinds have privileges in common: one of those doesn't make a role of each of them.
+HAVING pg_catalog.bool_or(h.held AND NOT EXISTS (
+    SELECT FROM outbox.privileges o
+    WHERE o.kind <> g.kind AND o.privilege = g.privilege AND o.object = g.object AND o.columns IS NOT DISTINCT FROM g.columns));
 COMMENT ON VIEW outbox.grants IS
 'which roles are producers, consumers, operators, ...; missing: what others of the kind may and this one may not, as after an update that brought more';
 

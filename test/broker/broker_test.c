@@ -307,7 +307,7 @@ main(int argc, char **argv)
 		void		(*run) (void);
 	}			parts[] = {
 		{"basics", test_basics}, {"access", test_access}, {"moves", test_moves},
-		{"batches", test_batches}, {"faults", test_faults}, {"tls", test_tls}, {"certificates", test_certificates}
+		{"batches", test_batches}, {"consume", test_consume}, {"faults", test_faults}, {"tls", test_tls}, {"certificates", test_certificates}
 	};
 	sigset_t	all;
 

@@ -21,6 +21,7 @@
 extern void test_faults(void);	/* broker_test_faults.c */
 extern void test_tls(void);
 extern void test_batches(void); /* broker_test_batch.c */
+extern void test_consume(void);	/* broker_test_consume.c */
 extern void test_access(void);	/* broker_test_access.c */
 extern void test_certificates(void);	/* broker_test_tls.c */
 extern void test_moves(void);	/* broker_test_moves.c */

@@ -1,7 +1,7 @@
 /*
  * pg_outbox.c
- *	  Stands in for src/log_scan.c, src/envelope.c, src/encode.c and src/writer.c,
- *	  which know the layout of real rows and messages.
+ *	  Stands in for src/log_scan.c, src/held.c, src/encode.c and src/writer.c,
+ *	  which know the layout of real rows and messages, and for src/guard.c.
  */
 #include "table.h"
 
@@ -9,6 +9,7 @@
 
 #include "encode.h"
 #include "event.h"
+#include "guard.h"
 #include "log.h"
 #include "log_scan.h"
 #include "message.h"
@@ -68,7 +69,7 @@ outbox_log_scan_position(const OutboxLogScan *scan)
 	return scan->tuple == NULL ? PG_INT64_MAX : outbox_log_scan_int64(scan, scan->tuple, LOG_POSITION, 0);
 }
 
-/* ---------- src/envelope.c ---------- */
+/* ---------- src/held.c ---------- */
 
 /* An event as the relay holds it; what the broker gets is its position. */
 OutboxEvent *
@@ -111,7 +112,7 @@ outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext 
 }
 
 OutboxEvent *
-outbox_envelope_broken(int home, int64 position, uint64 agg_hash, const char *why)
+outbox_held_broken(int home, int64 position, uint64 agg_hash, const char *why)
 {
 	OutboxEvent *event = sim_calloc(1, sizeof(OutboxEvent));
 
@@ -211,5 +212,13 @@ outbox_writer_flush(OutboxWriter *writer)
 
 void
 outbox_writer_close(OutboxWriter *writer)
+{
+}
+
+/* ---------- src/guard.c ---------- */
+
+/* Nothing is guarded. */
+void
+outbox_guard_note_event(uint64 agg_hash)
 {
 }

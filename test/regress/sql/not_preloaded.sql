@@ -41,6 +41,23 @@ COMMIT PREPARED 'outbox regress';
 SELECT outbox.enqueue('not preloaded', '4', 'after', '{}') IS NOT NULL AS ok;
 SELECT event_type FROM pg_temp.events_of('not preloaded') WHERE aggregate_id = '4';
 
+-- captures and guards
+SET client_min_messages = error;
+CREATE TABLE captured (id int PRIMARY KEY);
+CREATE TABLE guarded (id int PRIMARY KEY);
+SELECT outbox.capture('captured'), outbox.guard('guarded');
+RESET client_min_messages;
+INSERT INTO captured VALUES (1);
+INSERT INTO guarded VALUES (1);
+BEGIN;
+INSERT INTO guarded VALUES (1);
+SAVEPOINT s;
+SELECT outbox.enqueue('guarded', '1', 'e', '{}') IS NOT NULL AS ok;
+RELEASE s;
+COMMIT;
+SELECT * FROM pg_temp.events_of('captured');
+DROP TABLE captured, guarded;
+
 -- the extension goes and comes
 DROP EXTENSION outbox;
 CREATE EXTENSION outbox;

@@ -1,0 +1,181 @@
+/*
+ * broker_test_consume.c
+ *	  A consumer's connection: messages in the stream's order, acknowledged, and
+ *	  from the owner's position on whatever became of earlier connections.
+ */
+#define _GNU_SOURCE
+
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "broker_consume.h"
+#include "broker_test.h"
+#include "harness.h"
+
+#define WAIT_MS 20000
+
+static Server server;
+
+static BrokerConsumer *
+start(uint64_t position, int window)
+{
+	BrokerConfig connection = base_config(&server);
+	BrokerConsumeConfig config = {
+		.durable = "d", .has_position = true, .position = position, .ack_wait_ms = 30000, .window = window};
+
+	return broker_consume_start(&connection, &config);
+}
+
+/* Waits for the state; returns whether it came. */
+static bool
+wait_for(BrokerConsumer *consumer, BrokerConsumeState state, BrokerConsumeStatus *status)
+{
+	int64_t		until = clock_us() + WAIT_MS * INT64_C(1000);
+
+	do
+	{
+		struct pollfd wait = {.fd = broker_consume_fd(consumer), .events = POLLIN};
+
+		broker_consume_get_status(consumer, status);
+		if (status->state == state)
+			return true;
+		(void) poll(&wait, 1, 20);
+	} while (clock_us() < until);
+	return false;
+}
+
+/* The next message, which may take a while; NULL: there is none. */
+static BrokerReceived *
+next(BrokerConsumer *consumer, int timeout_ms)
+{
+	int64_t		until = clock_us() + timeout_ms * INT64_C(1000);
+	BrokerReceived *message;
+
+	while ((message = broker_consume_take(consumer)) == NULL && clock_us() < until)
+	{
+		struct pollfd wait = {.fd = broker_consume_fd(consumer), .events = POLLIN};
+
+		(void) poll(&wait, 1, 50);
+	}
+	return message;
+}
+
+/* Takes and acknowledges messages; false: they aren't those of first .. last. */
+static bool
+work_off(BrokerConsumer *consumer, uint64_t first, uint64_t last)
+{
+	for (uint64_t sequence = first; sequence <= last; sequence++)
+	{
+		BrokerReceived *message = next(consumer, WAIT_MS);
+
+		if (message == NULL || message->sequence != sequence)
+			return false;
+		broker_consume_finish(consumer, message);
+	}
+	return true;
+}
+
+static void
+publish_some(int count)
+{
+	Broker	   *broker = online_broker(&server);
+
+	tally_reset();
+	(void) publish_many(broker, "outbox.consume", count, 100);
+	(void) wait_quiet(broker, WAIT_MS);
+	(void) broker_destroy(broker, GRACE_MS);
+}
+
+static void
+test_flow(void)
+{
+	BrokerConsumer *consumer = start(0, 64);
+	BrokerConsumeStatus status;
+	BrokerReceived *message;
+
+	ok(wait_for(consumer, BROKER_CONSUME_RUNNING, &status) && status.tried_up_to == 0, "consume: running: %s", status.text);
+	message = next(consumer, WAIT_MS);
+	ok(message != NULL && message->sequence == 1 && strcmp(message->subject, "outbox.consume") == 0 && message->data_len == 100 &&
+		   message->header_count >= 1 && message->published_ns > 0 && message->pending > 0,
+	   "consume: a message with all that belongs to it");
+	broker_consume_finish(consumer, message);
+	ok(work_off(consumer, 2, 500), "consume: more than the window, in order");
+	ok(next(consumer, 100) == NULL, "consume: no more");
+	publish_some(10);
+	ok(work_off(consumer, 501, 510), "consume: what comes later");
+	ok(broker_consume_stop(consumer, GRACE_MS), "consume: stopped");
+	consumer = start(510, 64);
+	ok(wait_for(consumer, BROKER_CONSUME_RUNNING, &status) && status.tried_up_to == 0, "consume: everything was acknowledged");
+	ok(broker_consume_stop(consumer, GRACE_MS), "consume: stopped again");
+}
+
+static void
+test_positions(void)
+{
+	BrokerConsumer *consumer = start(400, 64);
+	BrokerConsumeStatus status;
+
+	ok(work_off(consumer, 401, 410), "consume: behind the position, though more was acknowledged");
+	/* Some are received and not finished. */
+	ok(next(consumer, WAIT_MS) != NULL, "consume: one more is taken");
+	ok(broker_consume_stop(consumer, GRACE_MS), "consume: stopped with messages under way");
+	consumer = start(410, 64);
+	ok(wait_for(consumer, BROKER_CONSUME_RUNNING, &status) && status.tried_up_to >= 411, "consume: it is known what was under way");
+	ok(work_off(consumer, 411, 510), "consume: it comes again at once, in order");
+	server_kill(&server);
+	ok(wait_for(consumer, BROKER_CONSUME_ENDED, &status) && status.text[0] != '\0', "consume: the server is killed: %s", status.text);
+	ok(next(consumer, 100) == NULL, "consume: nothing comes any more");
+	ok(broker_consume_stop(consumer, GRACE_MS), "consume: stopped without a server");
+	consumer = start(510, 64);
+	ok(wait_for(consumer, BROKER_CONSUME_ENDED, &status) && strstr(status.text, "could not connect to nats://") != NULL,
+	   "consume: nobody there: %s", status.text);
+	(void) broker_consume_stop(consumer, GRACE_MS);
+	server_start(&server);
+	consumer = start(500, 64);
+	ok(work_off(consumer, 501, 510), "consume: the server is back");
+	server_freeze(&server);
+	ok(wait_for(consumer, BROKER_CONSUME_ENDED, &status), "consume: a server that stands still is given up: %s", status.text);
+	server_thaw(&server);
+	(void) broker_consume_stop(consumer, GRACE_MS);
+	consumer = start(9999, 64);
+	ok(work_off(consumer, 1, 3), "consume: behind the end: another stream, from its beginning");
+	broker_consume_get_status(consumer, &status);
+	ok(status.stream_is_new, "consume: that is told");
+	(void) broker_consume_stop(consumer, GRACE_MS);
+}
+
+/* Stopped at any moment of its beginning. */
+static void
+test_stops(void)
+{
+	int			descriptors = open_descriptors();
+	bool		alone = true;
+
+	for (int i = 0; i < 20; i++)
+	{
+		BrokerConsumer *consumer = start(100, 64);
+
+		usleep((useconds_t) i * 1000);
+		alone = broker_consume_stop(consumer, 2 * GRACE_MS) && alone;
+	}
+	ok(alone, "consume: stopped at any moment");
+	/* The library closes its own a moment later. */
+	for (int i = 0; i < 200 && open_descriptors() > descriptors; i++)
+		usleep(10000);
+	ok(open_descriptors() <= descriptors, "consume: no descriptor is left: %d, before %d", open_descriptors(), descriptors);
+}
+
+void
+test_consume(void)
+{
+	server_create(&server);
+	server_configure(&server, "");
+	server_start(&server);
+	publish_some(500);
+	test_flow();
+	test_positions();
+	test_stops();
+	server_remove(&server);
+}
