@@ -286,7 +286,7 @@ foreach my $line (@lines)
 
 # ------------------------------------------------------------- dumps and DROP
 
-$node->safe_psql($db, 'DROP SCHEMA trap CASCADE');
+$node->safe_psql($db, 'DROP SCHEMA trap CASCADE; DROP FUNCTION public.note');
 my $held = q{SELECT role, kind, missing FROM outbox.grants ORDER BY 1, 2};
 my $before = $node->safe_psql($db, $held);
 like($before, qr/^app\|producer\|$/m, 'outbox.grants tells who is what');
