@@ -242,16 +242,23 @@ find_newer_nats() {
 	export NEWER_NATS_SERVER
 }
 
-# unpack_from_sid MIRROR PACKAGE: into $WORK/apt/unpacked, with lists and a cache of its own.
-unpack_from_sid() {
+# private_apt TYPE MIRROR RELEASE: apt-get with APT_OPTIONS has lists and a cache of its own, in $WORK/apt, of that one place.
+APT_OPTIONS=()
+private_apt() {
 	local apt=$WORK/apt
 	mkdir -p "$apt"/{lists/partial,cache/archives/partial,download} || return 1
-	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $1 sid main" >"$apt/sources.list"
-	local -a options=(-q -o "Dir::State=$apt" -o "Dir::State::status=/dev/null" -o "Dir::Cache=$apt/cache"
+	echo "$1 [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $2 $3 main" >"$apt/sources.list"
+	APT_OPTIONS=(-q -o "Dir::State=$apt" -o "Dir::State::status=/dev/null" -o "Dir::Cache=$apt/cache"
 		-o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=- -o Acquire::Check-Valid-Until=false
 		-o Acquire::Languages=none -o "APT::Sandbox::User=$(id -un)")
-	timeout 120 apt-get "${options[@]}" update &&
-		(cd "$apt/download" && timeout 120 apt-get "${options[@]}" download "$2") &&
+	timeout 120 apt-get "${APT_OPTIONS[@]}" update
+}
+
+# unpack_from_sid MIRROR PACKAGE: into $WORK/apt/unpacked.
+unpack_from_sid() {
+	local apt=$WORK/apt
+	private_apt deb "$1" sid &&
+		(cd "$apt/download" && timeout 120 apt-get "${APT_OPTIONS[@]}" download "$2") &&
 		dpkg -x "$apt/download/$2"_*.deb "$apt/unpacked" && chmod -R a+rX "$apt"
 }
 

@@ -255,7 +255,7 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 	status->max_payload = broker->link != NULL ? atomic_load(&broker->link->max_payload) : broker->max_payload;
 	status->in_flight = broker->flight.count;
 	status->batches_in_flight = broker->flight.batches;
-	if (broker->state == BROKER_ONLINE)
+	if (broker->state == BROKER_ONLINE && broker->link != NULL)
 	{
 		memcpy(status->server, broker->link->server, BROKER_TEXT_SIZE);
 		memcpy(status->text, broker->stream_text, BROKER_TEXT_SIZE);

@@ -53,8 +53,8 @@ query_as_superuser(const char *query, int count, Oid *types, Datum *values, cons
 
 /*
  * outbox.rule_save(kind text, target regclass, name text, settings jsonb)
- * RETURNS bigint: the id; settings NULL: removes it. Everybody may call it: it
- * asks whether the current user owns the table and may call outbox.<kind>().
+ * RETURNS bigint: the id; settings NULL: removes it. It asks whether the current
+ * user owns the table and may call outbox.<kind>().
  */
 Datum
 outbox_rule_save(PG_FUNCTION_ARGS)

@@ -254,7 +254,10 @@ name_element(void *arg, int index, OutboxEventName *name)
 
 	/* For its error. */
 	if (type.isnull || id.isnull)
+	{
 		make_element(columns, index, &event);
+		pg_unreachable();
+	}
 	*name = (OutboxEventName) {
 		VARDATA_ANY(DatumGetPointer(type.value)), VARSIZE_ANY_EXHDR(DatumGetPointer(type.value)),
 		VARDATA_ANY(DatumGetPointer(id.value)), VARSIZE_ANY_EXHDR(DatumGetPointer(id.value)),

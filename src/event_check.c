@@ -211,14 +211,13 @@ check_headers(Jsonb *headers)
 	if (headers != NULL)
 	{
 		JsonbIterator *iterator = JsonbIteratorInit(&headers->root);
-		JsonbIteratorToken token;
 		JsonbValue	item;
 
 		if (JsonbIteratorNext(&iterator, &item, true) != WJB_BEGIN_OBJECT)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("headers must be a JSON object")));
-		while ((token = JsonbIteratorNext(&iterator, &item, true)) == WJB_KEY)
+		while (JsonbIteratorNext(&iterator, &item, true) == WJB_KEY)
 		{
 			char	   *key = pnstrdup(item.val.string.val, item.val.string.len);
 			char	   *value;

@@ -23,6 +23,7 @@
 PG_FUNCTION_INFO_V1(outbox_subject_matches);
 PG_FUNCTION_INFO_V1(outbox_subject_of);
 PG_FUNCTION_INFO_V1(outbox_is_nats_url);
+PG_FUNCTION_INFO_V1(outbox_is_clickhouse_url);
 PG_FUNCTION_INFO_V1(outbox_replay_survey);
 
 /* outbox.subject_matches(pattern text, subject text) */
@@ -58,6 +59,13 @@ Datum
 outbox_is_nats_url(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(outbox_url_check_list(text_to_cstring(PG_GETARG_TEXT_PP(0))));
+}
+
+/* outbox.is_clickhouse_url(url text) */
+Datum
+outbox_is_clickhouse_url(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(outbox_url_check_archive(text_to_cstring(PG_GETARG_TEXT_PP(0))));
 }
 
 /* The size of the payload as an SQL expression: the first column that isn't null, as in replay_row.c. Leaves the columns in SPI_tuptable. */
@@ -191,7 +199,7 @@ survey_outside(ReturnSetInfo *result, const OutboxReplayJob *job)
 	PG_END_TRY();
 }
 
-/* outbox.replay_survey(job outbox.replay_job): a row for all events, then one for each type. */
+/* outbox.replay_survey(job outbox.replay_job): a row for all events, then one for each type. What a job names is read with the server's rights. */
 Datum
 outbox_replay_survey(PG_FUNCTION_ARGS)
 {
@@ -199,6 +207,10 @@ outbox_replay_survey(PG_FUNCTION_ARGS)
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	OutboxReplayJob job;
 
+	if (!superuser())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("outbox.replay_survey() is a part of outbox.replay(), and for superusers only")));
 	InitMaterializedSRF(fcinfo, 0);
 	outbox_replay_read_job(row, &job);
 	if (SPI_connect() != SPI_OK_CONNECT)

@@ -79,6 +79,7 @@ delivery_column(const DeliveryScan *scan, int column)
 {
 	bool		isnull;
 
+	Assert(scan->tuple != NULL);
 	return heap_getattr(scan->tuple, column, RelationGetDescr(scan->table), &isnull);
 }
 

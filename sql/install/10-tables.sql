@@ -4,6 +4,18 @@
 
 -- ---------------------------------------------------------------- tables
 
+-- Each part names here what whom may do with its objects; every function and relation must be named. kind: one that
+-- outbox.grant_<kind>() and revoke_<kind>() deal with; 'public': everybody; 'owner': nobody else, with privilege ALL.
+CREATE TABLE outbox.privileges (
+    kind      text   NOT NULL,
+    privilege text   NOT NULL,               -- EXECUTE: on all functions of that name; else on a relation
+    object    name   NOT NULL,               -- in schema outbox
+    columns   name[]                         -- NULL: all
+);
+COMMENT ON TABLE outbox.privileges IS 'what outbox.grant_producer() and its like grant: the privileges of each kind of role; owner: for nobody else';
+INSERT INTO outbox.privileges SELECT 'monitor', 'SELECT', unnest('{privileges, pauses, purges}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{position, id_key, ledger, ring, request, request_id_seq}'::name[]);
+
 -- CACHE 1: a cached range would break "position order is commit order" within an aggregate.
 CREATE SEQUENCE outbox.position AS bigint CACHE 1;
 COMMENT ON SEQUENCE outbox.position IS 'places of events in the log; numbers of rolled-back transactions are never used';
@@ -37,6 +49,8 @@ CREATE TABLE outbox.log (
 );
 -- Empty as the table is: without it the planner can't merge the children by position.
 CREATE INDEX log_position ON outbox.log (position);
+-- Concerns nobody but tenants; without policies, as after a restore, they see nothing.
+ALTER TABLE outbox.log ENABLE ROW LEVEL SECURITY;
 COMMENT ON TABLE outbox.log IS 'the events, insert-only; read it through outbox.events';
 
 -- Which positions are terminal, and since when: one row per settled batch and

@@ -111,3 +111,15 @@ COMMENT ON FUNCTION outbox.events_insert() IS 'trigger of outbox.events: an INSE
 COMMENT ON FUNCTION outbox.events_refuse() IS 'trigger of outbox.events: refuses UPDATE and DELETE';
 CREATE TRIGGER insert_enqueues INSTEAD OF INSERT ON outbox.events FOR EACH ROW EXECUTE FUNCTION outbox.events_insert();
 CREATE TRIGGER refuse INSTEAD OF UPDATE OR DELETE ON outbox.events FOR EACH ROW EXECUTE FUNCTION outbox.events_refuse();
+
+INSERT INTO outbox.privileges SELECT 'producer', 'EXECUTE', unnest('{enqueue, enqueue_text, enqueue_bytes, enqueue_many}'::name[]);
+INSERT INTO outbox.privileges VALUES ('producer', 'INSERT', 'events');
+INSERT INTO outbox.privileges VALUES ('reader', 'SELECT', 'events'), ('reader', 'EXECUTE', 'history');
+INSERT INTO outbox.privileges VALUES ('monitor', 'EXECUTE', 'status'), ('monitor', 'EXECUTE', 'position_of'), ('reader', 'EXECUTE', 'position_of');
+-- All but payload and headers.
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'events',
+    '{position, event_id, aggregate_type, aggregate_id, event_type, subject, occurred_at, created_at, priority, not_before, content_type,
+      dataschema, aggregate_version, publish_state, published_at, attempts, next_attempt_at, last_error, agg_hash}');
+-- Called from within outbox.events with the rights of whoever reads the view; they show numbers and times only.
+INSERT INTO outbox.privileges SELECT 'public', 'EXECUTE', unnest('{in_flight_positions, settled_at, aggregate_hash}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{events_insert, events_refuse, position_in}'::name[]);

@@ -192,3 +192,7 @@ CREATE FUNCTION outbox.flush(timeout interval DEFAULT '30 s') RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'MODULE_PATHNAME', 'outbox_flush';
 COMMENT ON FUNCTION outbox.flush(interval) IS
 'waits until every event that was committed before the call is published, a dead letter or discarded; false if that takes longer';
+
+INSERT INTO outbox.privileges SELECT 'monitor', 'SELECT', unnest('{dead_letters, discarded_events, blocked_aggregates}'::name[]);
+INSERT INTO outbox.privileges SELECT 'operator', 'EXECUTE', unnest('{redrive, discard, pause, resume, flush}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{tell_relays, chosen_dead_letters}'::name[]);

@@ -81,7 +81,7 @@ CREATE VIEW outbox.throughput AS SELECT * FROM outbox.minute_counts();
 COMMENT ON VIEW outbox.throughput IS
 'events committed (without prepared transactions) and published, and attempts that failed, in each minute of the last six hours; the last row''s minute is not over';
 
-GRANT USAGE ON SCHEMA outbox TO pg_monitor;
-GRANT EXECUTE ON FUNCTION outbox.status(), outbox.library_version(), outbox.relay_counters(), outbox.group_counters("char"), outbox.code_counters(),
-    outbox.latency_figures(), outbox.latency_buckets(), outbox.minute_counts(), outbox.stats_reset_at() TO pg_monitor;
-GRANT SELECT ON outbox.stat_relays, outbox.stat_streams, outbox.stat_aggregate_types, outbox.stat_errors, outbox.latency, outbox.throughput TO pg_monitor;
+INSERT INTO outbox.privileges SELECT 'monitor', 'EXECUTE',
+    unnest('{library_version, relay_counters, group_counters, code_counters, latency_figures, latency_buckets, minute_counts, stats_reset_at}'::name[]);
+INSERT INTO outbox.privileges SELECT 'monitor', 'SELECT', unnest('{stat_relays, stat_streams, stat_aggregate_types, stat_errors, latency, throughput}'::name[]);
+INSERT INTO outbox.privileges VALUES ('operator', 'EXECUTE', 'reset_stats');

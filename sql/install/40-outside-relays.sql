@@ -33,3 +33,6 @@ CREATE FUNCTION outbox.error_counts(OUT class text, OUT count bigint)
 RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_error_counts';
 COMMENT ON FUNCTION outbox.error_counts() IS
 'failed attempts to publish in this database since the server started, by class of error (see docs/delivery.md)';
+
+INSERT INTO outbox.privileges SELECT 'relay', 'EXECUTE', unnest('{claim, settle, fail, renew, release}'::name[]);
+INSERT INTO outbox.privileges VALUES ('monitor', 'EXECUTE', 'error_counts');

@@ -164,3 +164,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION outbox.purge IS
 'removes published events now instead of after outbox.retention: ranges whose events were all published up to a time (before, or older_than ago); dry_run only tells what it would do; one row for each range, with the reason why one is kept';
+
+INSERT INTO outbox.privileges VALUES ('monitor', 'EXECUTE', 'ranges'), ('operator', 'EXECUTE', 'purge');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
+    unnest('{range_keeps_dead, range_keeps, range_figures, range_survey, retention_cutoffs, run_cleaner}'::name[]);

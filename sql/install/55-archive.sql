@@ -79,3 +79,9 @@ RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET se
 AS 'MODULE_PATHNAME', 'outbox_verify_archive';
 COMMENT ON FUNCTION outbox.verify_archive() IS
 'reads every file of the archive and compares it with its manifest and with outbox.archive_files: one row for each file, for each range that has gone without one, and for each file that nobody knows; problem NULL: nothing is wrong';
+
+-- Where the files are is as hidden as the setting that says so.
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'archive_files',
+    '{range, file, first_position, last_position, first_time, last_time, events, text_bytes, file_bytes, sha256, archived_at, removed_at}');
+INSERT INTO outbox.privileges VALUES ('operator', 'EXECUTE', 'verify_archive');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{archives, archive_troubles, archive_plan, archive_trouble}'::name[]);

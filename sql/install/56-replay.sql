@@ -94,7 +94,7 @@ RETURNS SETOF record LANGUAGE c VOLATILE STRICT AS 'MODULE_PATHNAME', 'outbox_re
 COMMENT ON FUNCTION outbox.replay_survey(outbox.replay_job) IS
 'what a replay would send: one row for each event type, and first one for all of them (event_type null)';
 
-CREATE FUNCTION outbox.check_replay(job outbox.replay_job) RETURNS void
+CREATE FUNCTION outbox.check_replay(job outbox.replay_job, caller oid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     given text;
@@ -131,19 +131,27 @@ BEGIN
     IF job.target_url IS NOT NULL AND NOT outbox.is_nats_url(job.target_url) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'target_url is not a list of NATS URLs', HINT = 'Example: nats://nats.example.com:4222';
     END IF;
+    IF job.source = 'clickhouse' AND NOT outbox.is_clickhouse_url(job.source_text) THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'clickhouse is not the URL of a ClickHouse table',
+            HINT = 'Example: https://clickhouse.example.com:8443/database/table';
+    END IF;
     IF job.rate < 1 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'rate must be at least 1 message in a second', HINT = 'Leave it out for no limit.';
     END IF;
     -- What reads files, calls other servers or runs SQL does so with the server's rights.
-    IF (job.source <> 'log' OR job.target_url IS NOT NULL) AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = session_user) THEN
+    IF (job.source <> 'log' OR job.target_url IS NOT NULL) AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.oid = caller) THEN
         RAISE insufficient_privilege USING MESSAGE = 'only a superuser may replay from a query, files or another server, or to another server';
     END IF;
 END $$;
-COMMENT ON FUNCTION outbox.check_replay(outbox.replay_job) IS 'an error if the arguments of outbox.replay() make no sense';
+COMMENT ON FUNCTION outbox.check_replay(outbox.replay_job, oid) IS 'an error if the arguments of outbox.replay() make no sense, or are not for the caller';
 
 CREATE FUNCTION outbox.is_nats_url(list text)
 RETURNS boolean LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_is_nats_url';
 COMMENT ON FUNCTION outbox.is_nats_url(text) IS 'whether a text may be a value of outbox.nats_url';
+
+CREATE FUNCTION outbox.is_clickhouse_url(url text)
+RETURNS boolean LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_is_clickhouse_url';
+COMMENT ON FUNCTION outbox.is_clickhouse_url(text) IS 'whether a text may be a value of outbox.archive_url';
 
 -- The part of the log in which events of a time range are, so that nothing else is read.
 CREATE FUNCTION outbox.positions_between(INOUT from_position bigint, INOUT to_position bigint, from_time timestamptz, to_time timestamptz)
@@ -168,14 +176,14 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION outbox.positions_between IS 'narrows a range of positions to where the log has events of a time range';
 
-CREATE FUNCTION outbox.replay(
-    subject text DEFAULT NULL, event_type text DEFAULT NULL, aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL,
-    from_time timestamptz DEFAULT NULL, to_time timestamptz DEFAULT NULL, from_position bigint DEFAULT NULL, to_position bigint DEFAULT NULL,
-    target_stream text DEFAULT NULL, target_prefix text DEFAULT NULL, target_url text DEFAULT NULL, rate integer DEFAULT NULL,
-    query text DEFAULT NULL, archive text DEFAULT NULL, clickhouse text DEFAULT NULL, dry_run boolean DEFAULT NULL,
+CREATE FUNCTION outbox.replay_for(
+    caller oid, subject text, event_type text, aggregate_type text, aggregate_id text,
+    from_time timestamptz, to_time timestamptz, from_position bigint, to_position bigint,
+    target_stream text, target_prefix text, target_url text, rate integer,
+    query text, archive text, clickhouse text, dry_run boolean,
     OUT batch_id uuid, OUT of_type text, OUT events bigint, OUT bytes bigint, OUT first_position bigint, OUT last_position bigint,
     OUT first_time timestamptz, OUT last_time timestamptz)
-RETURNS SETOF record LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF record LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     job outbox.replay_job;
@@ -200,7 +208,7 @@ BEGIN
     job.from_position := coalesce(from_position, 1); job.to_position := coalesce(to_position, 9223372036854775807);
     job.target_url := target_url; job.target_stream := target_stream; job.target_prefix := target_prefix; job.rate := rate;
     job.state := 'queued'; job.done := 0; job.run_done := 0; job.repeated := 0; job.ahead := 0; job.runs := 0; job.position_reached := 0;
-    PERFORM outbox.check_replay(job);
+    PERFORM outbox.check_replay(job, caller);
     IF job.source = 'log' THEN
         SELECT p.from_position, p.to_position INTO job.from_position, job.to_position
         FROM outbox.positions_between(job.from_position, job.to_position, job.from_time, job.to_time) p;
@@ -214,6 +222,16 @@ BEGIN
     batch_id := job.batch_id;
     RETURN NEXT;
 END $$;
+COMMENT ON FUNCTION outbox.replay_for IS 'what outbox.replay() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.replay(
+    subject text DEFAULT NULL, event_type text DEFAULT NULL, aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL,
+    from_time timestamptz DEFAULT NULL, to_time timestamptz DEFAULT NULL, from_position bigint DEFAULT NULL, to_position bigint DEFAULT NULL,
+    target_stream text DEFAULT NULL, target_prefix text DEFAULT NULL, target_url text DEFAULT NULL, rate integer DEFAULT NULL,
+    query text DEFAULT NULL, archive text DEFAULT NULL, clickhouse text DEFAULT NULL, dry_run boolean DEFAULT NULL,
+    OUT batch_id uuid, OUT of_type text, OUT events bigint, OUT bytes bigint, OUT first_position bigint, OUT last_position bigint,
+    OUT first_time timestamptz, OUT last_time timestamptz)
+RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.replay IS
 'sends published events again that match all arguments given (times by created_at, ranges inclusive), in a worker of its own that starts at commit; without a target (target_stream, target_prefix, target_url) or with dry_run it only tells what it would send: a row for all events and one for each type; see docs/replay.md';
 
@@ -262,12 +280,14 @@ END $$;
 COMMENT ON FUNCTION outbox.replay_resume(uuid) IS
 'lets a replay that was stopped or cancelled go on behind the position it has reached; a few events may be sent twice, see repeated in outbox.replays; false if it runs or is done';
 
+-- source_text: for superusers, who alone can give one. A URL's password begins at "//" and ends at its last "@".
 CREATE VIEW outbox.replays AS
 SELECT j.batch_id, j.state, j.requested_by, j.requested_at, j.source,
-       CASE WHEN j.source = 'clickhouse' THEN pg_catalog.regexp_replace(j.source_text, '//[^@]*@', '//***@') ELSE j.source_text END AS source_text,
+       CASE WHEN (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)
+            THEN CASE j.source WHEN 'clickhouse' THEN pg_catalog.regexp_replace(j.source_text, '//.*@', '//***@') ELSE j.source_text END END AS source_text,
        j.subject, j.event_type, j.aggregate_type, j.aggregate_id,
        nullif(j.from_time, '-infinity') AS from_time, nullif(j.to_time, 'infinity') AS to_time, j.from_position, j.to_position,
-       pg_catalog.regexp_replace(j.target_url, '//[^@,]*@', '//***@', 'g') AS target_url,
+       pg_catalog.regexp_replace(j.target_url, '//[^,]*@', '//***@', 'g') AS target_url,
        coalesce(j.target_stream, pg_catalog.current_setting('outbox.stream')) AS target_stream, j.target_prefix, j.rate,
        j.total, j.done, j.repeated, j.runs, j.position_reached, j.time_reached, j.last_error, j.started_at, j.updated_at, j.finished_at
 FROM outbox.replay_job j;
@@ -284,3 +304,9 @@ FROM (SELECT j.*, pg_catalog.round((j.done - j.run_done) / nullif(extract(epoch 
      LATERAL (SELECT q.batch_id, q.state, q.done, q.total, q.speed AS rate, q.position_reached, q.time_reached, q.repeated, q.last_error, q.updated_at) p;
 COMMENT ON VIEW outbox.replay_progress IS
 'how far each replay is: events done of total (null: still counting), rate in events per second of the current run, eta, position reached, last error';
+
+INSERT INTO outbox.privileges SELECT 'monitor', 'SELECT', unnest('{replays, replay_progress}'::name[]);
+INSERT INTO outbox.privileges SELECT 'operator', 'EXECUTE', unnest('{replay, replay_cancel, replay_resume}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
+    unnest('{replay_job, subject_matches, subject_of, tell_replayers, replay_query, replay_survey, check_replay, is_nats_url, is_clickhouse_url,
+             positions_between, require_replay, replay_for}'::name[]);

@@ -61,7 +61,7 @@ COMMENT ON FUNCTION outbox.capture_truncate() IS 'trigger that outbox.capture() 
 COMMENT ON FUNCTION outbox.guard_row() IS 'trigger that outbox.guard() makes: notes changed rows for the check at commit';
 COMMENT ON FUNCTION outbox.guard_truncate() IS 'trigger that outbox.guard() makes: notes a TRUNCATE for the check at commit';
 
--- Everybody may call it: it asks whether its caller owns the table, and may call outbox.<kind>().
+-- It asks whether its caller owns the table, and may call outbox.<kind>().
 CREATE FUNCTION outbox.rule_save(kind text, target regclass, name text, settings jsonb)
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_rule_save';
 COMMENT ON FUNCTION outbox.rule_save(text, regclass, text, jsonb) IS
@@ -401,3 +401,15 @@ SELECT s.target AS captured, s.name, s.aggregate_type, s.key_columns AS aggregat
                                                       + CASE c.relkind WHEN 'p' THEN 1 ELSE 0 END) AS state, s.id
 FROM outbox.capture_settings s JOIN pg_catalog.pg_class c ON c.oid = s.target;
 COMMENT ON VIEW outbox.captures IS 'what outbox.capture() captures, by its arguments, and the state of its triggers';
+
+-- To capture a table of one's own is a way to enqueue. These run as their caller; rule_save() asks whose the table is.
+INSERT INTO outbox.privileges SELECT 'producer', 'EXECUTE',
+    unnest('{capture, uncapture, rule_save, rule_check, rule_primary_key, rule_trigger_prefix, capture_projection, capture_check,
+             capture_has_truncate_event}'::name[]);
+-- Who makes a partition of a captured table needs them; they do nothing for a table that isn't their rule's.
+INSERT INTO outbox.privileges SELECT 'public', 'EXECUTE', unnest('{capture_row, capture_cross, guard_row}'::name[]);
+-- The functions are called from within the views with the rights of whoever reads them.
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'captures'), ('monitor', 'EXECUTE', 'rule_state'), ('monitor', 'EXECUTE', 'rule_trigger_prefix');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
+    unnest('{capture_settings, capture_settings_id_seq, guard_settings, guard_settings_id_seq, capture_truncate, guard_truncate, rule_tables,
+             rule_complete, rule_drop_triggers, rule_save_for, rule_rename_column, follow_ddl}'::name[]);

@@ -39,3 +39,6 @@ SELECT s.target AS guarded, s.aggregate_type, s.key_columns AS aggregate_id,
        outbox.rule_state('guard', s.id, s.target, 2) AS state, s.id
 FROM outbox.guard_settings s JOIN pg_catalog.pg_class c ON c.oid = s.target;
 COMMENT ON VIEW outbox.guards IS 'which tables outbox.guard() guards, by its arguments, and the state of its triggers';
+
+INSERT INTO outbox.privileges SELECT 'producer', 'EXECUTE', unnest('{guard, unguard}'::name[]);
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'guards');

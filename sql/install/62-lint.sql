@@ -150,9 +150,12 @@ $$;
 COMMENT ON FUNCTION outbox.lint_code() IS 'part of outbox.lint(): functions that publish past the outbox, or lose its errors; by their text, so it may err';
 
 CREATE FUNCTION outbox.lint(OUT object text, OUT problem text, OUT reason text, OUT remedy text, OUT severity text)
-RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT * FROM (SELECT * FROM outbox.lint_rules() UNION ALL SELECT * FROM outbox.lint_tables() UNION ALL SELECT * FROM outbox.lint_code()) f
     ORDER BY array_position(ARRAY['error', 'warning', 'info'], f.severity), f.object, f.problem
 $$;
 COMMENT ON FUNCTION outbox.lint() IS
 'what in this database may lose events or publish past the outbox, one row each: object, problem, reason, remedy, severity (error, warning, info)';
+
+INSERT INTO outbox.privileges VALUES ('monitor', 'EXECUTE', 'lint');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{lint_source, lint_functions, lint_rules, lint_tables, lint_code}'::name[]);

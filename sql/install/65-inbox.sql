@@ -259,3 +259,11 @@ BEGIN ATOMIC
     FROM outbox.inbox_consumer c;
 END;
 COMMENT ON FUNCTION outbox.inbox_sweep_plan() IS 'the pages of outbox.inbox that are to be swept, and seconds until the next time';
+
+INSERT INTO outbox.privileges SELECT 'consumer', 'EXECUTE',
+    unnest('{inbox_accept, inbox_accept_many, inbox_accept_version, inbox_set_version}'::name[]);
+INSERT INTO outbox.privileges SELECT 'operator', 'EXECUTE', unnest('{inbox_configure, inbox_forget}'::name[]);
+-- The functions are called from within the view with the rights of whoever reads it.
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'inbox_consumers'), ('monitor', 'EXECUTE', 'inbox_default_retention'), ('monitor', 'EXECUTE', 'inbox_warning');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
+    unnest('{inbox, inbox_version, inbox_consumer, note_inbox, check_inbox_arguments, inbox_sweep, inbox_sweep_plan}'::name[]);

@@ -95,13 +95,20 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.database_identity() IS 'tells this database from copies of it';
 
-CREATE FUNCTION outbox.subscribe(
-    stream text, durable text, handler regproc, subject text DEFAULT NULL, from_now boolean DEFAULT false, ordered boolean DEFAULT true,
-    max_attempts integer DEFAULT 10, ack_wait interval DEFAULT '30 s', batch_size integer DEFAULT 100, run_as name DEFAULT NULL)
-RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- May the one run code as the other? An error if there is no such role.
+CREATE FUNCTION outbox.may_act_as(caller oid, role name) RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    -- since 16 a member may be one that can't SET ROLE
+    SELECT pg_has_role($1, $2, CASE WHEN current_setting('server_version_num')::integer < 160000 THEN 'MEMBER' ELSE 'SET' END);
+END;
+COMMENT ON FUNCTION outbox.may_act_as(oid, name) IS 'whether a role may become another one';
+
+CREATE FUNCTION outbox.subscribe_for(
+    caller oid, stream text, durable text, handler regproc, subject text, from_now boolean, ordered boolean,
+    max_attempts integer, ack_wait interval, batch_size integer, run_as name)
+RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
     f record;
 BEGIN
     IF num_nulls(stream, durable, handler, from_now, ordered, max_attempts, ack_wait, batch_size) > 0 THEN
@@ -119,8 +126,8 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'an argument is out of its range',
             DETAIL = 'max_attempts: 1 and more; batch_size: 1 to 1000; ack_wait: 1 second to 1 hour.';
     END IF;
-    run_as := coalesce(run_as, caller);
-    IF NOT pg_has_role(caller, run_as, 'MEMBER') THEN
+    run_as := coalesce(run_as, (SELECT r.rolname FROM pg_roles r WHERE r.oid = caller));
+    IF NOT outbox.may_act_as(caller, run_as) THEN
         RAISE insufficient_privilege USING MESSAGE = format('must be a member of role "%s" to let it handle messages', run_as);
     END IF;
     IF NOT (SELECT r.rolcanlogin FROM pg_roles r WHERE r.rolname = run_as) THEN
@@ -142,16 +149,22 @@ BEGIN
         revision = s.revision + 1, subject = EXCLUDED.subject, handler = EXCLUDED.handler, run_as = EXCLUDED.run_as, home = EXCLUDED.home,
         ordered = EXCLUDED.ordered, max_attempts = EXCLUDED.max_attempts, ack_wait = EXCLUDED.ack_wait, batch_size = EXCLUDED.batch_size,
         paused = false
-        WHERE pg_has_role(caller, s.run_as, 'MEMBER');
+        WHERE outbox.may_act_as(caller, s.run_as);
     IF NOT FOUND THEN
         RAISE insufficient_privilege USING MESSAGE = 'the subscription belongs to another role';
     END IF;
     PERFORM outbox.tell_consumers(true);
 END $$;
+COMMENT ON FUNCTION outbox.subscribe_for IS 'what outbox.subscribe() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.subscribe(
+    stream text, durable text, handler regproc, subject text DEFAULT NULL, from_now boolean DEFAULT false, ordered boolean DEFAULT true,
+    max_attempts integer DEFAULT 10, ack_wait interval DEFAULT '30 s', batch_size integer DEFAULT 100, run_as name DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.subscribe IS
 'lets a function of this database handle the messages of a stream, each with exactly one effect: a worker gets them by a durable consumer, which it makes, and runs handler(outbox.message) and the inbox in one transaction, as the caller or run_as; ordered: an aggregate''s messages one after the other, also when one must be repeated; after max_attempts a message is parked; called again it changes the subscription';
 
-CREATE FUNCTION outbox.own_subscription(stream text, durable text) RETURNS integer
+CREATE FUNCTION outbox.own_subscription(caller oid, stream text, durable text) RETURNS integer
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
@@ -161,19 +174,20 @@ BEGIN
     IF NOT FOUND THEN
         RAISE undefined_object USING MESSAGE = format('there is no subscription of consumer "%s" to stream "%s"', durable, stream);
     END IF;
-    IF EXISTS (SELECT FROM pg_roles r WHERE r.rolname = s.run_as) AND
-        NOT pg_has_role(CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END, s.run_as, 'MEMBER') THEN
+    -- Whose role has gone is a superuser's.
+    IF NOT coalesce((SELECT outbox.may_act_as(caller, r.rolname) FROM pg_roles r WHERE r.rolname = s.run_as),
+                    (SELECT r.rolsuper FROM pg_roles r WHERE r.oid = caller)) THEN
         RAISE insufficient_privilege USING MESSAGE = 'the subscription belongs to another role';
     END IF;
     RETURN s.id;
 END $$;
-COMMENT ON FUNCTION outbox.own_subscription(text, text) IS 'the id of a subscription that the caller may change; else an error';
+COMMENT ON FUNCTION outbox.own_subscription(oid, text, text) IS 'the id of a subscription that the caller may change; else an error';
 
-CREATE FUNCTION outbox.unsubscribe(stream text, durable text, forget boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION outbox.unsubscribe_for(caller oid, stream text, durable text, forget boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    own integer := outbox.own_subscription(stream, durable);
+    own integer := outbox.own_subscription(caller, stream, durable);
 BEGIN
     IF forget THEN
         DELETE FROM outbox.parked_message p WHERE p.subscription = own;
@@ -187,34 +201,46 @@ BEGIN
     DELETE FROM outbox.subscription s WHERE s.id = own;
     PERFORM outbox.tell_consumers(true);
 END $$;
+COMMENT ON FUNCTION outbox.unsubscribe_for IS 'what outbox.unsubscribe() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.unsubscribe(stream text, durable text, forget boolean DEFAULT false) RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.unsubscribe IS
 'ends a subscription; the stream''s durable consumer stays, and the inbox remembers its events, unless forget, which gives up parked messages, too';
 
-CREATE FUNCTION outbox.pause_subscription(stream text, durable text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION outbox.pause_subscription_for(caller oid, stream text, durable text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 BEGIN
-    UPDATE outbox.subscription s SET paused = true WHERE s.id = outbox.own_subscription(stream, durable) AND NOT s.paused;
+    UPDATE outbox.subscription s SET paused = true WHERE s.id = outbox.own_subscription(caller, stream, durable) AND NOT s.paused;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     PERFORM outbox.tell_consumers(true);
     RETURN true;
 END $$;
+COMMENT ON FUNCTION outbox.pause_subscription_for IS 'what outbox.pause_subscription() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.pause_subscription(stream text, durable text) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.pause_subscription(text, text) IS 'stops handling messages, which wait in the stream; false if it was stopped already';
 
-CREATE FUNCTION outbox.resume_subscription(stream text, durable text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION outbox.resume_subscription_for(caller oid, stream text, durable text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 BEGIN
     UPDATE outbox.subscription s SET paused = false, revision = s.revision + 1
-    WHERE s.id = outbox.own_subscription(stream, durable) AND s.paused;
+    WHERE s.id = outbox.own_subscription(caller, stream, durable) AND s.paused;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     PERFORM outbox.tell_consumers(true);
     RETURN true;
 END $$;
+COMMENT ON FUNCTION outbox.resume_subscription_for IS 'what outbox.resume_subscription() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.resume_subscription(stream text, durable text) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.resume_subscription(text, text) IS 'ends a pause; false if there was none';
 
 CREATE VIEW outbox.subscriptions AS
@@ -236,11 +262,17 @@ FROM outbox.parked_message p JOIN outbox.subscription s ON s.id = p.subscription
 COMMENT ON VIEW outbox.parked_messages IS
 'messages that handlers failed on too often; retry: about to be handled once more';
 
-CREATE FUNCTION outbox.retry_parked(stream text, durable text, id bigint DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE VIEW outbox.own_parked_messages WITH (security_barrier) AS
+SELECT p.* FROM outbox.parked_messages p
+WHERE EXISTS (SELECT FROM outbox.subscription s JOIN pg_catalog.pg_roles r ON r.rolname = s.run_as
+              WHERE s.stream = p.stream AND s.durable = p.durable AND pg_catalog.pg_has_role(r.oid, 'USAGE'));
+COMMENT ON VIEW outbox.own_parked_messages IS 'like outbox.parked_messages, for consumers: those of subscriptions whose role the reader is, or is a member of';
+
+CREATE FUNCTION outbox.retry_parked_for(caller oid, stream text, durable text, id bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    own integer := outbox.own_subscription(stream, durable);
+    own integer := outbox.own_subscription(caller, stream, durable);
     chosen bigint;
 BEGIN
     UPDATE outbox.parked_message p SET retry = true WHERE p.subscription = own AND (id IS NULL OR p.id = id) AND NOT p.retry;
@@ -248,20 +280,28 @@ BEGIN
     PERFORM outbox.tell_consumers(false);
     RETURN chosen;
 END $$;
+COMMENT ON FUNCTION outbox.retry_parked_for IS 'what outbox.retry_parked() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.retry_parked(stream text, durable text, id bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.retry_parked IS
 'lets a subscription''s worker handle parked messages once more, all or one, in the order in which they were parked and behind what was handled meanwhile; returns how many';
 
-CREATE FUNCTION outbox.discard_parked(stream text, durable text, id bigint DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION outbox.discard_parked_for(caller oid, stream text, durable text, id bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    own integer := outbox.own_subscription(stream, durable);
+    own integer := outbox.own_subscription(caller, stream, durable);
     chosen bigint;
 BEGIN
     DELETE FROM outbox.parked_message p WHERE p.subscription = own AND (id IS NULL OR p.id = id);
     GET DIAGNOSTICS chosen = ROW_COUNT;
     RETURN chosen;
 END $$;
+COMMENT ON FUNCTION outbox.discard_parked_for IS 'what outbox.discard_parked() does, for a caller whose rights it checks';
+
+CREATE FUNCTION outbox.discard_parked(stream text, durable text, id bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_for_caller';
 COMMENT ON FUNCTION outbox.discard_parked IS 'gives parked messages of a subscription up, all or one; returns how many';
 
 -- ------------------------------------------------- what a consumer calls
@@ -310,3 +350,17 @@ BEGIN
     PERFORM outbox.consumer_recovered(subscription, message.stream_sequence);
 END $$;
 COMMENT ON FUNCTION outbox.consumer_park IS 'a consumer''s: gives a message up';
+
+INSERT INTO outbox.privileges SELECT 'consumer', 'EXECUTE',
+    unnest('{subscribe, unsubscribe, pause_subscription, resume_subscription, retry_parked, discard_parked}'::name[]);
+INSERT INTO outbox.privileges VALUES ('consumer', 'SELECT', 'own_parked_messages'), ('reader', 'SELECT', 'parked_messages');
+-- subscription_states() is called from within the view with the rights of whoever reads it.
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'subscriptions'), ('monitor', 'EXECUTE', 'subscription_states');
+-- All but headers, payload and data.
+INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'parked_messages',
+    '{id, stream, durable, stream_sequence, event_id, event_type, aggregate_type, aggregate_id, subject, published_at, attempts, error_code,
+      last_error, parked_at, retry}');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
+    unnest('{subscription, subscription_id_seq, subscription_position, subscription_failure, parked_message, parked_message_id_seq, tell_consumers,
+             database_identity, may_act_as, own_subscription, subscribe_for, unsubscribe_for, pause_subscription_for, resume_subscription_for,
+             retry_parked_for, discard_parked_for, consumer_position, consumer_failed, consumer_recovered, handler_is_usable, consumer_park}'::name[]);

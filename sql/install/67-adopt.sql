@@ -210,6 +210,7 @@ RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp S
 #variable_conflict use_variable
 DECLARE
     known record;
+    owner name;
     missing text;
     call text;
     taken bigint;
@@ -220,6 +221,14 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM outbox.adoptions a WHERE a."table" = "table") THEN
         RAISE duplicate_object USING MESSAGE = format('table %s is adopted already', "table"), HINT = 'outbox.unadopt() ends that.';
+    END IF;
+    -- Its owner can give a column a type with casts of its own, which would run with a superuser's rights here and in the trigger.
+    SELECT r.rolname INTO owner FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+    WHERE c.oid = "table" AND NOT r.rolsuper AND (SELECT s.rolsuper FROM pg_roles s WHERE s.rolname = current_user);
+    IF owner IS NOT NULL THEN
+        RAISE insufficient_privilege USING MESSAGE = format('a superuser can''t adopt table %s of role "%s"', "table", owner),
+            DETAIL = 'What the trigger does, it would do with the superuser''s rights and as the table''s owner likes.',
+            HINT = format('Adopt it as its owner: SELECT outbox.grant_producer(%L); SET ROLE %I.', owner, owner);
     END IF;
     known := outbox.adoption_preset("table", preset);
     IF preset IS NOT NULL THEN
@@ -301,3 +310,8 @@ JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
 CROSS JOIN LATERAL (SELECT pg_catalog.obj_description(t.oid, 'pg_trigger')) c(comment)
 WHERE t.tgname = 'outbox_adopted' AND NOT t.tgisinternal AND t.tgparentid = 0 AND p.proname LIKE 'outbox\_adopted\_%';
 COMMENT ON VIEW outbox.adoptions IS 'tables whose rows outbox.adopt() forwards: since when, how many events of their backlog were taken over, and by which function';
+
+-- They run as their caller.
+INSERT INTO outbox.privileges SELECT 'producer', 'EXECUTE',
+    unnest('{adopt, unadopt, adoption_column, adoption_preset, adoption_call, adoption_marking, adoption_columns, adoption_install}'::name[]);
+INSERT INTO outbox.privileges VALUES ('producer', 'SELECT', 'adoptions'), ('monitor', 'SELECT', 'adoptions');

@@ -250,5 +250,5 @@ END $$;
 COMMENT ON FUNCTION outbox.health() IS
 'whether events of this database flow: one row "ok", or a row for each reason why not, or not for long ("critical": events are stuck or lost, "warning": look at it), with a remedy; worst first, so that the first row''s verdict is the whole''s; outbox.health_reasons lists the reasons';
 
-GRANT EXECUTE ON FUNCTION outbox.health(), outbox.trouble(), outbox.subscription_states() TO pg_monitor;
-GRANT SELECT ON outbox.health_reasons, outbox.subscriptions TO pg_monitor;
+INSERT INTO outbox.privileges VALUES ('monitor', 'EXECUTE', 'health'), ('monitor', 'EXECUTE', 'trouble'), ('monitor', 'SELECT', 'health_reasons');
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{lag_limit, event_findings, relay_findings, rule_findings, transaction_findings}'::name[]);

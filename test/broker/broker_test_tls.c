@@ -198,6 +198,29 @@ test_plain_server(void)
 	broker_destroy(broker, 2000);
 }
 
+/* The server's certificate, by an authority that we trust, is for 127.0.0.1 only. */
+static void
+test_host_name(BrokerConfig *config)
+{
+	Broker	   *broker = broker_create();
+	char		url[128];
+
+	trust("old");
+	install("renewed");
+	server_kill(&server);
+	configure_server("server1", "old");
+	server_start(&server);
+	snprintf(url, sizeof(url), "tls://u:p@localhost:%d", server.port);
+	config->url = url;
+	broker_configure(broker, config);
+	ok(wait_text(broker, BROKER_OFFLINE, "ostname", 15000),
+	   "a certificate for another host");
+	snprintf(url, sizeof(url), "tls://u:p@127.0.0.1:%d", server.port);
+	broker_configure(broker, config);
+	ok(wait_state(broker, BROKER_ONLINE, 15000), "the same certificate for the host that the URL names");
+	broker_destroy(broker, 2000);
+}
+
 void
 test_certificates(void)
 {
@@ -241,6 +264,7 @@ test_certificates(void)
 	install("renewed");
 	trust("old");
 	test_many_failures(&config, "a server that we don't trust", "certificate");
+	test_host_name(&config);
 	test_plain_server();
 	server_remove(&server);
 }

@@ -176,6 +176,7 @@ BEGIN
             ('parked_messages.payload', 'the content as jsonb; null: it is no JSON'),
             ('message.payload', 'the content as jsonb; null: it is no JSON'),
             ('data', 'the content byte for byte'),
+            ('own_parked_messages.id', 'for outbox.retry_parked() and outbox.discard_parked()'),
             ('parked_messages.published_at', 'when the stream stored it'),
             ('message.published_at', 'when the stream stored it'),
             ('message.event_id', 'ce-id; of an id that is no UUID an MD5; else Nats-Msg-Id, or the place in the stream'),
@@ -222,6 +223,11 @@ BEGIN
             ('max_ms', 'the longest, in milliseconds'),
             ('minute', 'its beginning'),
             ('enqueued', 'events committed, without those of prepared transactions'),
+            -- health
+            ('reason', 'its name, as in docs/monitoring.md'),
+            ('verdict', 'critical: events are stuck or lost; warning: look at it'),
+            ('meaning', 'what is the case'),
+            ('remedy', 'what to do'),
             -- rights
             ('role', 'the role'),
             ('kind', 'producer, consumer, relay, reader, tenant, monitor, operator'),
