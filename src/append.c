@@ -245,7 +245,7 @@ insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
 	set_text(values, nulls, LOG_CONTENT_TYPE, event->content_type);
 	set_text(values, nulls, LOG_DATASCHEMA, event->dataschema);
 	set_text(values, nulls, LOG_HEADERS, event->headers_text);
-	outbox_writer_insert(writer, values, nulls);
+	outbox_writer_insert(writer, values, nulls, LOG_COLUMNS);
 }
 
 /* Random bytes are drawn for many ids at once: what a draw costs, 8,000 instructions, hardly depends on its size. */

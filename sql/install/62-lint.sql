@@ -108,10 +108,10 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     UNION ALL
     SELECT c.oid::regclass::text, 'has triggers or row-level security', 'Events are written directly, so enqueueing is refused.',
            'Remove them.', 'error'
-    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid))
+    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgname NOT IN ('outbox_loaded', 'outbox_replicated')))
     UNION ALL
     SELECT 'publication ' || quote_ident(p.pubname), 'replicates tables of schema outbox',
-           'The positions of one server mean nothing on another, whose relay may publish the events again.',
+           'The log of one server means nothing to another, which publishes nothing any more once rows of it come: see outbox.arm().',
            'List the tables to be published, instead of FOR ALL TABLES.', 'warning'
     FROM (SELECT DISTINCT t.pubname FROM pg_publication_tables t WHERE t.schemaname = 'outbox') p
     UNION ALL
