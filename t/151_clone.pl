@@ -116,7 +116,10 @@ sub load
 }
 load('ROLLBACK');
 is(why_not_armed($node, 'wal_log'), '', 'a load that is rolled back changes nothing');
-load('COMMIT');
+# nobody tells a relay of this one: it must see it with the events
+load("PREPARE TRANSACTION 'loaded'");
+ok(wait_relay($node, 'wal_log'), 'a load that is prepared neither');
+sql('wal_log', "COMMIT PREPARED 'loaded'");
 enqueue('wal_log', 5, 'own');
 is_silent('wal_log', $stored + 61, 'loaded');
 is(sql('wal_log', q{SELECT count(*) FROM outbox.events WHERE publish_state = 'pending' AND aggregate_type IN ('loaded', 'own')}), 10, 'they are pending, and so is what was enqueued');

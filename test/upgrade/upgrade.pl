@@ -67,6 +67,13 @@ SELECT outbox.discard('no', event_id => (SELECT event_id FROM outbox.events WHER
 SQL
 	ok(wait_for_query($old, $db, q{SELECT count(*) = 1 FROM outbox.discarded_events}), "$db: one is discarded");
 }
+# so that nothing changes any more
+$old->append_conf('postgresql.conf', 'outbox.workers = 0');
+$old->reload;
+foreach my $db (@databases)
+{
+	ok(wait_state($old, $db, 'not running'), "$db: the relay has gone");
+}
 my %contents = map { $_ => $old->safe_psql($_, contents()) } @databases;
 my %pending = map { $_ => [ ids_of($old, $_, q{publish_state = 'pending'}) ] } @databases;
 $old->stop;
@@ -89,10 +96,13 @@ unlike($log, qr/outbox/, 'no process of ours ran meanwhile');
 
 # ------------------------------------------------------------------ the new server
 
+$new->append_conf('postgresql.conf', 'outbox.workers = 0');
 $new->start;
+is($new->safe_psql($_, contents()), $contents{$_}, "$_: all is there") foreach @databases;
+$new->append_conf('postgresql.conf', 'outbox.workers = 1');
+$new->reload;
 foreach my $db (@databases)
 {
-	is($new->safe_psql($db, contents()), $contents{$db}, "$db: all is there");
 	if ($same_major)
 	{
 		# another cluster of the same version: that could be anything
