@@ -136,7 +136,7 @@ sql('postgres', 'CREATE DATABASE parallel');
 run_quietly($node, 'pg_restore, in parallel', 'pg_restore', '-d', 'parallel', '-j3', "$dir/directory");
 check_copy('parallel', 'in parallel');
 check_enqueue('parallel', 'in parallel');
-ok(wait_state($node, 'parallel', 'not armed'), 'the relay says so');
+ok(wait_state($node, 'parallel', 'not armed', timeout => 60), 'the relay says so');
 like(own_status($node, 'parallel')->{last_error}, qr/restore/, '... and why');
 like(slurp_file($node->logfile), qr/outbox relay publishes nothing from database "parallel": .*\n.*HINT:.*outbox\.arm\(\)/, '... and the log what to do');
 is(own_status($node, 'parallel')->{backlog}, '', 'what waits is unknown');
@@ -168,7 +168,7 @@ $stored = $nats->info('OUTBOX')->{messages};
 
 sql('postgres', 'CREATE DATABASE sections');
 run_quietly($node, 'pg_restore, sections', 'pg_restore', '-d', 'sections', '--section=pre-data', "$dir/custom");
-ok(wait_relay($node, 'sections'), 'an empty one is a new installation');
+ok(wait_relay($node, 'sections', timeout => 60), 'an empty one is a new installation');
 run_quietly($node, 'pg_restore, data only', 'pg_restore', '-d', 'sections', '--data-only', '--disable-triggers', "$dir/custom");
 run_quietly($node, 'pg_restore, post-data', 'pg_restore', '-d', 'sections', '--section=post-data', "$dir/custom");
 check_copy('sections', 'sections');
@@ -185,8 +185,8 @@ is(sql('postgres', q{SELECT setconfig FROM pg_db_role_setting s JOIN pg_database
 check_enqueue('app', 'not preloaded');
 $node->append_conf('postgresql.conf', "shared_preload_libraries = 'outbox'");
 $node->restart;
-ok(wait_state($node, 'app', 'not armed'), 'preloaded: not armed');
-ok(wait_state($node, 'sections', 'not armed'), 'the one by sections neither');
+ok(wait_state($node, 'app', 'not armed', timeout => 60), 'preloaded: not armed');
+ok(wait_state($node, 'sections', 'not armed', timeout => 60), 'the one by sections neither');
 check_silence('preloaded');
 is(sql('app', 'SELECT outbox.arm()'), 't', 'armed');
 ok(wait_for_query($node, 'app', q{SELECT publish_state = 'published' FROM outbox.events WHERE event_type = 'own'}), 'it publishes');

@@ -47,7 +47,7 @@ sub is_silent
 	my ($db, $messages, $name) = @_;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	ok(wait_state($node, $db, 'not armed'), "$name: not armed");
+	ok(wait_state($node, $db, 'not armed', timeout => 60), "$name: not armed");
 	return is(stored(), $messages, "$name: nothing is published");
 }
 
@@ -118,7 +118,7 @@ load('ROLLBACK');
 is(why_not_armed($node, 'wal_log'), '', 'a load that is rolled back changes nothing');
 # nobody tells a relay of this one: it must see it with the events
 load("PREPARE TRANSACTION 'loaded'");
-ok(wait_relay($node, 'wal_log'), 'a load that is prepared neither');
+ok(wait_relay($node, 'wal_log', timeout => 60), 'a load that is prepared neither');
 sql('wal_log', "COMMIT PREPARED 'loaded'");
 enqueue('wal_log', 5, 'own');
 is_silent('wal_log', $stored + 61, 'loaded');
@@ -141,7 +141,7 @@ foreach my $db (qw(sub live))
 	my $copy = $db eq 'sub' ? 'true' : 'false';
 
 	sql($db, 'CREATE EXTENSION outbox');
-	ok(wait_relay($node, $db), "$db: a new installation");
+	ok(wait_relay($node, $db, timeout => 60), "$db: a new installation");
 	sql($db, "CREATE SUBSCRIPTION $db CONNECTION \$\$$connection\$\$ PUBLICATION $db WITH (create_slot = false, slot_name = '$db', copy_data = $copy)");
 	ok(wait_for_query($node, $db, q{SELECT bool_and(srsubstate IN ('r', 's')) FROM pg_subscription_rel}), "$db: subscribed");
 }
@@ -183,7 +183,7 @@ is($copy->safe_psql('sub', q{SELECT outbox.resume(), outbox.disarm('copy')}), 't
 $copy->append_conf('postgresql.conf', "shared_preload_libraries = 'outbox'");
 $copy->restart;
 $stored = stored();
-ok(wait_state($copy, 'sub', 'not armed'), 'and then it is not armed');
+ok(wait_state($copy, 'sub', 'not armed', timeout => 60), 'and then it is not armed');
 is(stored(), $stored, 'it publishes nothing');
 $copy->stop;
 sql('sub', 'SELECT outbox.resume()');

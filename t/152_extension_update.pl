@@ -28,7 +28,7 @@ sub version
 	return sql($db, q{SELECT extversion FROM pg_extension WHERE extname = 'outbox'});
 }
 
-my $relay = wait_relay($node, $db);
+my $relay = wait_relay($node, $db, timeout => 60);
 my $load = start_load($node, $db, rate => 100, aggregates => 20);
 
 ##########################################################################
@@ -41,14 +41,14 @@ SQL
 my $mark = log_mark($node);
 sql($db, 'BEGIN; ALTER EXTENSION outbox UPDATE; SELECT outbox.remark(); ROLLBACK');
 is(version(), $old, 'an update that is rolled back');
-ok(wait_relay($node, $db), 'relays go on');
+ok(wait_relay($node, $db, timeout => 60), 'relays go on');
 sql($db, "SELECT outbox.enqueue_text('before', '1', 'e', 'x')");
 ok(wait_for_query($node, $db, q{SELECT publish_state = 'published' FROM outbox.events WHERE aggregate_type = 'before'}), 'and publish');
 is(scalar(log_lines($node, $mark, qr/publishes nothing/)), 0, 'without complaint');
 
 sql($db, 'ALTER EXTENSION outbox UPDATE');
 is(version(), $new, 'an update under load');
-ok(wait_state($node, $db, 'version mismatch'), 'the old library does not publish from new tables');
+ok(wait_state($node, $db, 'version mismatch', timeout => 60), 'the old library does not publish from new tables');
 like(own_status($node, $db)->{last_error}, qr/library is of version \Q$old\E, .* of version \Q$new\E: install that version of the library and restart the server/,
 	'status() says what to do');
 $relay = own_status($node, $db)->{pid};
@@ -66,7 +66,7 @@ stop_load($load);
 
 make_version($install, $new, parts => ['library']);
 $node->restart;
-ok(wait_relay($node, $db), 'the new library works with the new objects');
+ok(wait_relay($node, $db, timeout => 60), 'the new library works with the new objects');
 ok(wait_published($node, $db), 'everything is published');
 check_stream($nats, $node, $db, 'updated');
 
@@ -75,12 +75,12 @@ check_stream($nats, $node, $db, 'updated');
 
 sql($db, 'CREATE DATABASE late');
 sql('late', "CREATE EXTENSION outbox VERSION '$old'");
-ok(wait_state($node, 'late', 'version mismatch'), 'the new library does not publish from old tables');
+ok(wait_state($node, 'late', 'version mismatch', timeout => 60), 'the new library does not publish from old tables');
 like(own_status($node, 'late')->{last_error}, qr/ALTER EXTENSION outbox UPDATE/, 'status() says what to do');
 $load = start_load($node, 'late', rate => 100, aggregates => 20);
 ok(wait_for_query($node, 'late', 'SELECT max(position) > 30 FROM outbox.log'), 'enqueueing works');
 sql('late', "SET lock_timeout = '10s'; ALTER EXTENSION outbox UPDATE");
-ok(wait_relay($node, 'late'), 'updated under load: it publishes');
+ok(wait_relay($node, 'late', timeout => 60), 'updated under load: it publishes');
 stop_load($load);
 ok(wait_published($node, 'late'), 'everything');
 is_deeply([ stream_differences($nats, 'OUTBOX', $node, 'late') ], [], 'the stream has all of it, once');

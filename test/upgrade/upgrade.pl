@@ -72,7 +72,7 @@ $old->append_conf('postgresql.conf', 'outbox.workers = 0');
 $old->reload;
 foreach my $db (@databases)
 {
-	ok(wait_state($old, $db, 'not running'), "$db: the relay has gone");
+	ok(wait_state($old, $db, 'not running', timeout => 60), "$db: the relay has gone");
 }
 my %contents = map { $_ => $old->safe_psql($_, contents()) } @databases;
 my %pending = map { $_ => [ ids_of($old, $_, q{publish_state = 'pending'}) ] } @databases;
@@ -107,7 +107,7 @@ foreach my $db (@databases)
 	{
 		# another cluster of the same version: that could be anything
 		isnt(why_not_armed($new, $db), '', "$db: not armed");
-		ok(wait_state($new, $db, 'not armed'), "$db: ... and shown");
+		ok(wait_state($new, $db, 'not armed', timeout => 60), "$db: ... and shown");
 		$new->safe_psql($db, 'SELECT outbox.arm()');
 	}
 	is(why_not_armed($new, $db), '', "$db: armed");
@@ -126,7 +126,7 @@ foreach my $db (@databases)
 # each has 200 + 340, one of them discarded
 is($nats->info('OUTBOX')->{messages}, 2 * (200 + 340), 'nothing else is in the stream');
 $new->safe_psql('postgres', 'CREATE DATABASE from_template');
-ok(wait_state($new, 'from_template', 'not armed'), 'a new database from a template with the extension');
+ok(wait_state($new, 'from_template', 'not armed', timeout => 60), 'a new database from a template with the extension');
 
 check_no_crash($old);
 check_no_crash($new);
