@@ -307,7 +307,7 @@ mark(void)
 		values[IDENTITY_ARMED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 		values[IDENTITY_ARMED_BY - 1] = DirectFunctionCall1(namein, CStringGetDatum(GetUserNameFromId(GetSessionUserId(), false)));
 		values[IDENTITY_NOTE - 1] = CStringGetTextDatum("events came by a restore, a subscription or COPY");
-		outbox_writer_open(&writer, relid);
+		outbox_writer_open(&writer, relid, InvalidOid);
 		outbox_writer_insert(&writer, values, nulls, IDENTITY_COLUMNS);
 		outbox_writer_close(&writer);
 		has_changed = true;
