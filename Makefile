@@ -8,6 +8,7 @@ EXTVERSION = $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contro
 MODULE_big = outbox
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
 DATA_built = sql/outbox--$(EXTVERSION).sql
+DATA = $(wildcard sql/outbox--*--*.sql)
 
 REGRESS = $(patsubst sql/%.sql,%,$(filter-out sql/outbox--%,$(sort $(wildcard sql/*.sql))))
 # claim.spec wants a server with outbox.workers = 0, see test/regress/run.
@@ -15,6 +16,7 @@ ISOLATION = $(filter-out claim,$(patsubst isolation/specs/%.spec,%,$(sort $(wild
 ISOLATION_OPTS = --inputdir=isolation
 TAP_TESTS = 1
 
+PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PG_CFLAGS = -std=gnu11 -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers \
 	-Wno-declaration-after-statement
 PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
@@ -39,6 +41,7 @@ $(error outbox needs PostgreSQL 15 or newer, and $(PG_CONFIG) belongs to $(VERSI
 endif
 
 $(OBJS): $(wildcard src/*.h)
+src/version.o: outbox.control
 
 # The install script is made of parts.
 sql/outbox--$(EXTVERSION).sql: $(sort $(wildcard sql/install/*.sql)) outbox.control

@@ -273,7 +273,7 @@ insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
 	set_text(values, nulls, LOG_CONTENT_TYPE, event->content_type);
 	set_text(values, nulls, LOG_DATASCHEMA, event->dataschema);
 	set_text(values, nulls, LOG_HEADERS, event->headers_text);
-	outbox_writer_insert(writer, values, nulls);
+	outbox_writer_insert(writer, values, nulls, LOG_COLUMNS);
 }
 
 static void

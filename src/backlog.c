@@ -20,6 +20,7 @@
 
 #include "clock.h"
 #include "relay.h"
+#include "standing.h"
 
 /* A walk over all aggregates, so not in each round. */
 #define OLDEST_US INT64CONST(1000000)
@@ -235,6 +236,7 @@ outbox_flush(PG_FUNCTION_ARGS)
 	int64		end;
 
 	outbox_shmem_require();
+	outbox_standing_require();
 	end = pg_atomic_read_u64(&database->max_assigned);
 	call = pg_atomic_add_fetch_u64(&database->flush_calls, 1);
 	outbox_shmem_wake_relays(database);

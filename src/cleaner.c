@@ -27,6 +27,7 @@
 #include "database.h"
 #include "inbox.h"
 #include "retire.h"
+#include "standing.h"
 #include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_run_cleaner);
@@ -224,7 +225,20 @@ become_the_one(bool wait)
 	return true;
 }
 
-/* The extension's life in this database; InvalidOid: it isn't there. */
+/* In a database that may not: nothing is due until that changes. */
+static bool
+is_forbidden(void)
+{
+	char		reason[OUTBOX_TEXT_SIZE];
+
+	if (outbox_standing(reason) == OUTBOX_STANDING_GOOD)
+		return false;
+	pg_atomic_write_u64(&my_database->clean_at, DT_NOEND);
+	pg_atomic_write_u64(&my_database->inbox_clean_at, DT_NOEND);
+	return true;
+}
+
+/* The extension's life in this database; InvalidOid: it isn't there, or nothing may be done. */
 static Oid
 attach(void)
 {
@@ -238,6 +252,8 @@ attach(void)
 		PushActiveSnapshot(GetTransactionSnapshot());
 		sequence = catalog->sequence;
 		my_database = outbox_database_attach(catalog);
+		if (is_forbidden())
+			sequence = InvalidOid;
 		PopActiveSnapshot();
 	}
 	CommitTransactionCommand();
@@ -259,6 +275,7 @@ OutboxCleanerMain(Datum main_arg)
 	outbox_database_pin_session();
 	/* Its locks must not outlast a standby that doesn't answer; readers of what it takes away may be there. */
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
+	outbox_standing_own_writes();
 	sequence = attach();
 	if (OidIsValid(sequence) && become_the_one(order.on_demand))
 		run(&order, sequence);
@@ -288,6 +305,7 @@ outbox_run_cleaner(PG_FUNCTION_ARGS)
 	BackgroundWorkerHandle *handle;
 
 	outbox_shmem_require();
+	outbox_standing_require();
 	if (!pg_strong_random(&order.run, sizeof(order.run)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),

@@ -37,6 +37,7 @@
 #include "complaint.h"
 #include "database.h"
 #include "signals.h"
+#include "standing.h"
 #include "subscriptions.h"
 
 /* The net under lost wake-ups. */
@@ -329,6 +330,15 @@ take_place(const OutboxConsumerOrder *order)
 	return mine;
 }
 
+/* If the database may not take messages, the scout says so, and when that changes another one looks. */
+static bool
+is_forbidden(void)
+{
+	char		reason[OUTBOX_TEXT_SIZE];
+
+	return outbox_standing(reason) != OUTBOX_STANDING_GOOD;
+}
+
 static bool
 attach(const OutboxConsumerOrder *order)
 {
@@ -346,7 +356,7 @@ attach(const OutboxConsumerOrder *order)
 		consumer.leave_calls = pg_atomic_read_u32(&consumer.database->leave_calls);
 		consumer.id = order->id;
 		consumer.revision = order->revision;
-		attached = take_place(order);
+		attached = !is_forbidden() && take_place(order);
 		PopActiveSnapshot();
 	}
 	else

@@ -100,6 +100,7 @@ outbox_database_catalog(bool missing_ok)
 		catalog.ledger_bucket[i] = relation_named(schema, "ledger_%d_bucket", i);
 	}
 	catalog.ring = relation_named(schema, "ring", 0);
+	catalog.identity = relation_named(schema, "identity", 0);
 	catalog.delivery = relation_named(schema, "delivery", 0);
 	catalog.delivery_position = relation_named(schema, "delivery_pkey", 0);
 	catalog.delivery_aggregate = relation_named(schema, "delivery_aggregate", 0);
@@ -258,17 +259,19 @@ restore_from_child(OutboxDatabase *database, int child, int64 watermark, const T
 }
 
 /*
- * The work described in the head comment. As superuser, because the caller
+ * The work described in the head comment; not anew: the part of it that tables say,
+ * in the middle of the slot's life. As superuser, because the caller
  * may lack all rights; so with a search_path that the caller can't choose.
  */
 static void
-prepare_slot(OutboxDatabase *database)
+prepare_slot(OutboxDatabase *database, bool anew)
 {
 	Oid			save_user;
 	int			save_context;
 	int			guc_level = NewGUCNestLevel();
 	TransactionId *xids;
-	int			xid_count;
+	int			xid_count = 0;
+	int64		assigned;
 
 	GetUserIdAndSecContext(&save_user, &save_context);
 	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID,
@@ -284,13 +287,15 @@ prepare_slot(OutboxDatabase *database)
 				 errmsg("sequence outbox.position has a cache"),
 				 errdetail("Positions drawn ahead would break the order of an aggregate's events."),
 				 errhint("Run ALTER SEQUENCE outbox.position CACHE 1.")));
+	assigned = query_int64("SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox.position");
 	/* Another extension's life may have left a higher value: set, don't raise. */
-	pg_atomic_write_u64(&database->max_assigned,
-						query_int64("SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
-									" FROM outbox.position"));
+	if (anew)
+		pg_atomic_write_u64(&database->max_assigned, assigned);
+	else
+		outbox_feed_raise_max_assigned(database, assigned);
 	outbox_ring_load(database);
 
-	xids = prepared_xids(&xid_count);
+	xids = anew ? prepared_xids(&xid_count) : NULL;
 	if (xid_count > 0)
 	{
 		int64		watermark = outbox_database_watermark();
@@ -304,6 +309,15 @@ prepare_slot(OutboxDatabase *database)
 	SetUserIdAndSecContext(save_user, save_context);
 }
 
+/* What a restore or outbox.arm() has changed of all that; only those who came first know of the rest. */
+static void
+refresh(OutboxDatabase *database)
+{
+	PushActiveSnapshot(GetLatestSnapshot());
+	prepare_slot(database, false);
+	PopActiveSnapshot();
+}
+
 /*
  * This database's slot, ready for use; NULL when the library isn't preloaded.
  * Needs a transaction and an active snapshot.
@@ -313,11 +327,12 @@ outbox_database_attach(const OutboxCatalog *objects)
 {
 	OutboxDatabase *database;
 	LOCKTAG		tag;
+	uint32		refreshing = 2;
 
 	if (outbox_shared == NULL)
 		return NULL;
 	database = outbox_shmem_claim(MyDatabaseId);
-	if (pg_atomic_read_u32(&database->ready_for) == objects->sequence)
+	if (pg_atomic_read_u32(&database->ready_for) == objects->sequence && pg_atomic_read_u32(&database->stale) == 0)
 	{
 		pg_read_barrier();
 		return database;
@@ -325,9 +340,17 @@ outbox_database_attach(const OutboxCatalog *objects)
 
 	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, 0, 0, LOCK_CLASS_PREPARE_DATABASE);
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	/* Whoever loads more from here on says so again; the others wait until this is done. */
+	if (pg_atomic_read_u32(&database->stale) != 0)
+	{
+		pg_atomic_write_u32(&database->stale, refreshing);
+		if (pg_atomic_read_u32(&database->ready_for) == objects->sequence)
+			refresh(database);
+		(void) pg_atomic_compare_exchange_u32(&database->stale, &refreshing, 0);
+	}
 	if (pg_atomic_read_u32(&database->ready_for) != objects->sequence)
 	{
-		prepare_slot(database);
+		prepare_slot(database, true);
 		outbox_ownership_reset(database);
 		pg_atomic_write_u64(&database->clean_at, 0);
 		/* A cleaner finds out. */

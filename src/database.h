@@ -19,6 +19,7 @@ typedef struct OutboxCatalog
 	Oid			ledger[OUTBOX_CHILDREN];
 	Oid			ledger_bucket[OUTBOX_CHILDREN]; /* index on (bucket) */
 	Oid			ring;
+	Oid			identity;		/* InvalidOid: SQL objects of another version */
 	Oid			delivery;
 	Oid			delivery_position; /* unique index on (position) */
 	Oid			delivery_aggregate; /* index on (agg_hash, position), without rows in state d */

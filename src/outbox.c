@@ -24,6 +24,7 @@
 #include "launcher.h"
 #include "operators.h"
 #include "session.h"
+#include "standing.h"
 #include "subscriptions.h"
 #include "url.h"
 
@@ -424,6 +425,7 @@ utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessU
 	if (!IsA(statement->utilityStmt, DropdbStmt))
 		outbox_give_way_after(dboid);
 	outbox_give_way_note_settings(statement->utilityStmt);
+	outbox_standing_note_command(statement->utilityStmt);
 	/* The session that ends a prepared transaction pushes nothing: it can only wake the relay. */
 	if (ends_prepared)
 	{
@@ -459,6 +461,7 @@ _PG_init(void)
 	RegisterXactCallback(outbox_subscriptions_xact_callback, NULL);
 	RegisterXactCallback(outbox_give_way_xact_callback, NULL);
 	RegisterXactCallback(outbox_session_xact_callback, NULL);
+	RegisterXactCallback(outbox_standing_xact_callback, NULL);
 	RegisterSubXactCallback(outbox_session_subxact_callback, NULL);
 	previous_object_access_hook = object_access_hook;
 	object_access_hook = object_access;

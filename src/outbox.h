@@ -73,6 +73,8 @@ typedef enum OutboxRelayState
 {
 	OUTBOX_RELAY_STOPPED,
 	OUTBOX_RELAY_STARTING,
+	OUTBOX_RELAY_NOT_ARMED,		/* nothing is read: this database is a copy */
+	OUTBOX_RELAY_OTHER_VERSION,	/* nothing is read: library and SQL objects have different versions */
 	OUTBOX_RELAY_CONNECTING,	/* no connection to NATS; the text says why */
 	OUTBOX_RELAY_STREAM_TROUBLE,	/* connected, but the stream isn't usable */
 	OUTBOX_RELAY_BROKER_TROUBLE, /* connected, but nothing is acknowledged: one probe at a time */
@@ -181,6 +183,7 @@ typedef struct OutboxDatabase
 
 	/* Set once per start and per CREATE EXTENSION, see database.c. */
 	pg_atomic_uint32 ready_for; /* oid of the position sequence, 0: not ready */
+	pg_atomic_uint32 stale;		/* 1: others than us have written what is repeated here, see standing.c; 2: it is just being read */
 	pg_atomic_uint32 current_child; /* takes new events */
 	pg_atomic_uint32 used_children; /* as bits: those that may hold events */
 	pg_atomic_uint32 moves;		/* raised when events have changed their child */

@@ -31,6 +31,7 @@
 #include "feed.h"
 #include "launcher.h"
 #include "relay.h"
+#include "standing.h"
 
 /* The net under lost wake-ups, and the pace of everything that isn't urgent. */
 #define IDLE_MS 5000
@@ -184,6 +185,76 @@ attach(int place)
 	return joined;
 }
 
+/* The timer of an idle relay: often enough to keep its lease. */
+static int
+idle_ms(void)
+{
+	return Min(IDLE_MS, outbox_lease_ttl / 3);
+}
+
+/* ---------------------------------------------------------------- standing */
+
+/* Looks whether there is anything that forbids to publish; reason: what. */
+static OutboxStanding
+look_at_standing(char *reason)
+{
+	OutboxStanding standing;
+
+	outbox_store_begin(&relay);
+	standing = outbox_standing(reason);
+	if (standing == OUTBOX_STANDING_GOOD)
+		outbox_standing_renew();
+	outbox_store_end(&relay);
+	return standing;
+}
+
+static void
+show_standing(OutboxStanding standing, const char *reason)
+{
+	OutboxRelayStatus *status = &relay.self->status;
+
+	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);
+	status->state = standing == OUTBOX_STANDING_NOT_ARMED ? OUTBOX_RELAY_NOT_ARMED : OUTBOX_RELAY_OTHER_VERSION;
+	status->since = GetCurrentTimestamp();
+	status->server[0] = status->stream[0] = '\0';
+	strlcpy(status->last_error, reason, sizeof(status->last_error));
+	LWLockRelease(&relay.database->status_lock);
+	ereport(LOG,
+			(errmsg("outbox relay publishes nothing from database \"%s\": %s", relay.database_name, reason),
+			 errhint("%s", outbox_standing_hint(standing))));
+}
+
+/*
+ * Before anything is read and any connection is made: if this database may not
+ * publish, waits until whoever changes that sends all relays away.
+ */
+static void
+wait_for_standing(void)
+{
+	char		reason[OUTBOX_TEXT_SIZE];
+	OutboxStanding standing = look_at_standing(reason);
+
+	if (standing == OUTBOX_STANDING_GOOD)
+		return;
+	show_standing(standing, reason);
+	while (!must_leave())
+	{
+		outbox_membership_renew(&relay);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, idle_ms(), PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+	}
+	LWLockAcquire(&relay.database->status_lock, LW_EXCLUSIVE);
+	relay.self->status.last_error[0] = '\0';
+	LWLockRelease(&relay.database->status_lock);
+	proc_exit(0);
+}
+
 /* Whether reading more serves anything now. */
 static bool
 should_read(bool woken)
@@ -198,13 +269,6 @@ should_read(bool woken)
 		return false;
 	outbox_schedule_get_counts(relay.schedule, &counts);
 	return counts.held < (int64) READ_AHEAD * outbox_max_in_flight;
-}
-
-/* The timer of an idle relay: often enough to keep its lease. */
-static int
-idle_ms(void)
-{
-	return Min(IDLE_MS, outbox_lease_ttl / 3);
 }
 
 /*
@@ -380,6 +444,7 @@ OutboxRelayMain(Datum main_arg)
 	outbox_database_pin_session();
 	if (!attach(OUTBOX_RELAY_ARG_PLACE(main_arg)))
 		proc_exit(0);
+	wait_for_standing();
 	outbox_membership_change(&relay);
 	outbox_publisher_start(&relay);
 

@@ -25,6 +25,7 @@
 
 #include "database.h"
 #include "replay_job.h"
+#include "standing.h"
 
 /* In pg_locks: locktype advisory, objsubid 105; classid and objid are the beginning of the batch's id. */
 #define LOCK_CLASS_REPLAY 105
@@ -166,15 +167,16 @@ static bool
 lock_one(pg_uuid_t *id, bool *more)
 {
 	bool		found = false;
+	char		reason[OUTBOX_TEXT_SIZE];
 
+	*more = false;
 	/* What a copy of the database has brought along isn't its own. */
+	if (outbox_standing(reason) != OUTBOX_STANDING_GOOD)
+		return false;
 	if (SPI_execute("SELECT j.batch_id FROM outbox.replay_job j WHERE j.state IN ('queued', 'running')"
-					" AND j.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())"
-					" AND j.system = (SELECT c.system_identifier FROM pg_catalog.pg_control_system() c)"
 					" ORDER BY j.requested_at, j.batch_id",
 					true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read the replays");
-	*more = false;
 	for (uint64 i = 0; i < SPI_processed && !*more; i++)
 	{
 		bool		isnull;

@@ -24,6 +24,7 @@
 #include "utils/memutils.h"
 
 #include "feed.h"
+#include "standing.h"
 
 typedef enum Work
 {
@@ -253,6 +254,7 @@ outbox_session_ready(bool may_join)
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("this session has claimed no outbox events"),
 					 errhint("Call outbox.claim() first.")));
+		outbox_standing_require();
 		join(database, catalog->sequence);
 	}
 	outbox_membership_renew(session);

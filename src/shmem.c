@@ -84,6 +84,7 @@ init_database(OutboxDatabase *database, int tranche)
 {
 	database->dboid = InvalidOid;
 	pg_atomic_init_u32(&database->ready_for, 0);
+	pg_atomic_init_u32(&database->stale, 0);
 	pg_atomic_init_u32(&database->current_child, 0);
 	pg_atomic_init_u32(&database->used_children, 1);
 	pg_atomic_init_u32(&database->moves, 0);

@@ -28,6 +28,10 @@ state_in_words(OutboxRelayState state)
 			return "not running";
 		case OUTBOX_RELAY_STARTING:
 			return "starting";
+		case OUTBOX_RELAY_NOT_ARMED:
+			return "not armed";
+		case OUTBOX_RELAY_OTHER_VERSION:
+			return "version mismatch";
 		case OUTBOX_RELAY_CONNECTING:
 			return "not connected";
 		case OUTBOX_RELAY_STREAM_TROUBLE:
@@ -104,6 +108,8 @@ put_place(ReturnSetInfo *result, OutboxDatabase *database, int number, const cha
 	values[3] = TimestampTzGetDatum(status.since);
 	put_text(values, nulls, 4, status.server);
 	put_text(values, nulls, 5, status.stream);
+	/* What waits in a database that may not publish, nobody has looked at. */
+	nulls[6] = pid != 0 && (status.state == OUTBOX_RELAY_NOT_ARMED || status.state == OUTBOX_RELAY_OTHER_VERSION);
 	/* Without slots it reads nothing, and nothing waits for it. */
 	values[6] = Int64GetDatum(pid != 0 && slots == 0 ? 0 : backlog(database, place));
 	nulls[7] = oldest == 0;

@@ -26,6 +26,7 @@
 
 #include "feed.h"
 #include "clock.h"
+#include "standing.h"
 #include "store_read.h"
 
 /* Ranges taken from the ring at once. */
@@ -35,6 +36,14 @@
 
 /* Positions that don't exist: of a transaction that reads nothing of the log. */
 #define NOTHING PG_INT64_MAX
+
+/* What others have put into the log is never seen without the word that it isn't to be published. */
+static void
+leave_unless_armed(OutboxRelay *relay, int64 from)
+{
+	if (from != NOTHING && !outbox_standing_is_armed())
+		outbox_relay_leave(relay, "the database is not armed any more");
+}
 
 static void
 lock_children(OutboxRelay *relay, const OutboxCatalog *catalog, int64 from, int64 wait_from)
@@ -59,6 +68,7 @@ outbox_store_begin_reading(OutboxRelay *relay, int64 from, int64 wait_from)
 	{
 		lock_children(relay, outbox_database_catalog(false), from, wait_from);
 		PushActiveSnapshot(GetLatestSnapshot());
+		leave_unless_armed(relay, from);
 		return;
 	}
 	SetCurrentStatementStartTimestamp();
@@ -71,6 +81,7 @@ outbox_store_begin_reading(OutboxRelay *relay, int64 from, int64 wait_from)
 	}
 	lock_children(relay, catalog, from, wait_from);
 	PushActiveSnapshot(GetTransactionSnapshot());
+	leave_unless_armed(relay, from);
 }
 
 /* The same for a transaction that only records something. */

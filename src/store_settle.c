@@ -84,7 +84,7 @@ insert_ledger_row(OutboxRelay *relay, OutboxWriter *writer, const OutboxAcked *e
 	values[LEDGER_BITS - 1] = PointerGetDatum(bits);
 	nulls[LEDGER_BITS - 1] = bits == NULL;
 	MemoryContextSwitchTo(caller);
-	outbox_writer_insert(writer, values, nulls);
+	outbox_writer_insert(writer, values, nulls, LEDGER_COLUMNS);
 }
 
 /*

@@ -24,6 +24,7 @@
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "standing.h"
 #include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_tell_consumers);
@@ -346,11 +347,10 @@ forget_others(OutboxDatabase *database, const Row *rows, int count)
 }
 
 static void
-read_row(Row *row, HeapTuple tuple, TupleDesc desc)
+read_row(Row *row, HeapTuple tuple, TupleDesc desc, const char *forbidden)
 {
 	bool		isnull;
 	bool		paused;
-	bool		at_home;
 
 	row->id = DatumGetInt32(SPI_getbinval(tuple, desc, 1, &isnull));
 	row->revision = DatumGetInt32(SPI_getbinval(tuple, desc, 2, &isnull));
@@ -358,13 +358,12 @@ read_row(Row *row, HeapTuple tuple, TupleDesc desc)
 	if (isnull)
 		row->role = InvalidOid;
 	paused = DatumGetBool(SPI_getbinval(tuple, desc, 4, &isnull));
-	at_home = DatumGetBool(SPI_getbinval(tuple, desc, 5, &isnull));
-	row->wanted = !paused && at_home && OidIsValid(row->role);
+	row->wanted = !paused && forbidden == NULL && OidIsValid(row->role);
 	row->trouble = NULL;
 	if (!OidIsValid(row->role))
 		row->trouble = "its role doesn't exist or can't log in";
-	else if (!at_home)
-		row->trouble = "this database is a copy; call outbox.subscribe() in it if it shall take the messages";
+	else if (forbidden != NULL)
+		row->trouble = forbidden;
 }
 
 static void
@@ -373,16 +372,23 @@ read_table(OutboxDatabase *database)
 	Row		   *rows;
 	int			count;
 	int			left_out = 0;
+	char		reason[OUTBOX_TEXT_SIZE];
+	OutboxStanding standing = outbox_standing(reason);
+	const char *forbidden = NULL;
 
+	if (standing == OUTBOX_STANDING_NOT_ARMED)
+		forbidden = psprintf("not armed: %s", reason);
+	else if (standing == OUTBOX_STANDING_OTHER_VERSION)
+		forbidden = psprintf("version mismatch: %s", reason);
 	if (SPI_connect() != SPI_OK_CONNECT ||
-		SPI_execute("SELECT s.id, s.revision, r.oid, s.paused, s.home = outbox.database_identity() FROM outbox.subscription s"
+		SPI_execute("SELECT s.id, s.revision, r.oid, s.paused FROM outbox.subscription s"
 					" LEFT JOIN pg_catalog.pg_roles r ON r.rolname = s.run_as AND r.rolcanlogin ORDER BY s.id",
 					true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read outbox.subscription");
 	count = (int) SPI_processed;
 	rows = palloc(sizeof(Row) * (count + 1));
 	for (int i = 0; i < count; i++)
-		read_row(&rows[i], SPI_tuptable->vals[i], SPI_tuptable->tupdesc);
+		read_row(&rows[i], SPI_tuptable->vals[i], SPI_tuptable->tupdesc, forbidden);
 	LWLockAcquire(&database->status_lock, LW_EXCLUSIVE);
 	forget_others(database, rows, count);
 	for (int i = 0; i < count; i++)

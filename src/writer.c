@@ -25,10 +25,24 @@
 /* Rows that are this large together are written. */
 #define MAX_BYTES (64 * 1024)
 
+/* Our own are for what others insert, see standing.c. */
+static bool
+has_triggers(Relation relation)
+{
+	for (int i = 0; relation->trigdesc != NULL && i < relation->trigdesc->numtriggers; i++)
+	{
+		const char *name = relation->trigdesc->triggers[i].tgname;
+
+		if (strcmp(name, "outbox_loaded") != 0 && strcmp(name, "outbox_replicated") != 0)
+			return true;
+	}
+	return false;
+}
+
 static void
 check_plain(Relation relation)
 {
-	if (relation->trigdesc != NULL || relation->rd_rel->relrowsecurity)
+	if (has_triggers(relation) || relation->rd_rel->relrowsecurity)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"%s\" has triggers or row-level security", RelationGetRelationName(relation)),
@@ -93,18 +107,41 @@ next_slot(OutboxWriter *writer)
 }
 
 /*
- * Takes one row, which is copied; values and nulls have an entry for every
- * column. Nobody sees it, this transaction neither, before the flush.
+ * The table is of another version than this library. What a later one has more
+ * stays NULL; what an earlier one lacks must be.
  */
-void
-outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls)
+static int
+fit_columns(OutboxWriter *writer, TupleTableSlot *slot, const bool *nulls, int count)
 {
 	int			columns = RelationGetDescr(writer->relation)->natts;
+
+	for (int i = columns; i < count; i++)
+	{
+		if (!nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("table \"%s\" is of an earlier version of outbox than the library", RelationGetRelationName(writer->relation)),
+					 errhint("Run ALTER EXTENSION outbox UPDATE.")));
+	}
+	for (int i = count; i < columns; i++)
+		slot->tts_isnull[i] = true;
+	return Min(columns, count);
+}
+
+/*
+ * Takes one row, which is copied; values and nulls have count entries, one for
+ * every column. Nobody sees it, this transaction neither, before the flush.
+ */
+void
+outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls, int count)
+{
 	TupleTableSlot *slot = next_slot(writer);
 	HeapTuple	tuple;
 
-	memcpy(slot->tts_values, values, columns * sizeof(Datum));
-	memcpy(slot->tts_isnull, nulls, columns * sizeof(bool));
+	if (unlikely(count != RelationGetDescr(writer->relation)->natts))
+		count = fit_columns(writer, slot, nulls, count);
+	memcpy(slot->tts_values, values, count * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, count * sizeof(bool));
 	ExecStoreVirtualTuple(slot);
 	if (writer->relation->rd_att->constr != NULL)
 		ExecConstraints(writer->result, slot, writer->estate);

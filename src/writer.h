@@ -23,7 +23,7 @@ typedef struct OutboxWriter
 } OutboxWriter;
 
 extern void outbox_writer_open(OutboxWriter *writer, Oid relid, Oid except_index);
-extern void outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls);
+extern void outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls, int count);
 extern void outbox_writer_flush(OutboxWriter *writer);
 extern void outbox_writer_close(OutboxWriter *writer);
 

@@ -101,6 +101,12 @@ reason('critical', 'wrong_version', 'the extension has version 0.0, the loaded l
 $node->safe_psql($db, q{UPDATE pg_extension SET extversion = outbox.library_version() WHERE extname = 'outbox'});
 healthy('version');
 
+# --- a copy, or an original that is replaced
+$node->safe_psql($db, 'SELECT outbox.disarm()');
+reason('warning', 'not_armed', 'not armed since');
+$node->safe_psql($db, 'SELECT outbox.arm()');
+healthy('armed');
+
 # --- a relay that stands still, or too few, or none
 my $pid = wait_relay($node, $db);
 kill('STOP', $pid);

@@ -446,13 +446,14 @@ sub _find_pg_regress
 #   allows_streaming   for standbys, see PostgreSQL::Test::Cluster
 #   create_extension   default 1
 #   initdb             list of more arguments for initdb
+#   install_path       of another installation than that in PATH
 # OUTBOX_TEST_CONF in the environment: lines for all clusters, such as "outbox.workers = 3".
 # Besides PostgreSQL::Test::Cluster's own settings (fsync and
 # restart_after_crash are off there); wal_level is the server's default.
 sub new_cluster
 {
 	my ($name, %opt) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name, defined $opt{install_path} ? (install_path => $opt{install_path}) : ());
 
 	_find_pg_regress();
 

@@ -154,6 +154,8 @@ CREATE TABLE outbox.pauses (
     paused_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE UNIQUE INDEX pauses_of ON outbox.pauses ((aggregate_type IS NULL), coalesce(aggregate_type, ''), (subject IS NULL), coalesce(subject, ''));
+-- There is no key to tell rows by in a publication of all tables.
+ALTER TABLE outbox.pauses REPLICA IDENTITY FULL;
 COMMENT ON TABLE outbox.pauses IS 'what outbox.pause() has paused: all events (no type, no subject), an aggregate type, or the subjects that match';
 
 -- Everything at or below max(position) is terminal. Append and trim: a row that is updated would bloat under a held snapshot.
@@ -196,3 +198,4 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.watermark', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.request', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.request_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.pauses', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.purges', '');

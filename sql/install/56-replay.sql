@@ -5,9 +5,6 @@ CREATE TABLE outbox.replay_job (
     batch_id         uuid        PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
     requested_by     name        NOT NULL DEFAULT session_user,
     requested_at     timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    -- where it was asked for, so that a copy of the files tells itself from the original
-    database         oid         NOT NULL,
-    system           bigint      NOT NULL,
     source           text        NOT NULL CHECK (source IN ('log', 'query', 'archive', 'clickhouse')),
     source_text      text,                          -- the query, the directory, the URL
     subject          text,
@@ -199,8 +196,6 @@ BEGIN
     job.batch_id := gen_random_uuid();
     job.requested_by := session_user;
     job.requested_at := clock_timestamp();
-    SELECT d.oid INTO job.database FROM pg_database d WHERE d.datname = current_database();
-    SELECT c.system_identifier INTO job.system FROM pg_control_system() c;
     job.source := CASE WHEN query IS NOT NULL THEN 'query' WHEN archive IS NOT NULL THEN 'archive' WHEN clickhouse IS NOT NULL THEN 'clickhouse' ELSE 'log' END;
     job.source_text := coalesce(query, archive, clickhouse);
     job.subject := subject; job.event_type := event_type; job.aggregate_type := aggregate_type; job.aggregate_id := aggregate_id;
@@ -217,6 +212,7 @@ BEGIN
         RETURN QUERY SELECT NULL::uuid, s.* FROM outbox.replay_survey(job) s;
         RETURN;
     END IF;
+    PERFORM outbox.require_armed();
     INSERT INTO outbox.replay_job SELECT job.*;
     PERFORM outbox.tell_replayers();
     batch_id := job.batch_id;
@@ -266,6 +262,7 @@ LANGUAGE plpgsql VOLATILE STRICT SECURITY DEFINER SET search_path = pg_catalog, 
 DECLARE
     job outbox.replay_job;
 BEGIN
+    PERFORM outbox.require_armed();
     UPDATE outbox.replay_job j SET state = 'queued', finished_at = NULL
     WHERE j.batch_id = batch_id AND j.state IN ('stopped', 'cancelled') RETURNING j.* INTO job;
     IF NOT FOUND THEN

@@ -85,7 +85,7 @@ BEGIN
     UNION ALL
     SELECT c.oid::regclass::text, 'has triggers or row-level security', 'Events are written directly, so enqueueing is refused.',
            'Remove them.', 'error'
-    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid));
+    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgname NOT IN ('outbox_loaded', 'outbox_replicated')));
 END $$;
 COMMENT ON FUNCTION outbox.lint_rules() IS
 'part of outbox.lint(): captures and guards that no longer fit their tables, and what has enqueueing refused; outbox.health() tells of its errors';
@@ -117,7 +117,7 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     FROM tables t JOIN pg_trigger g ON g.tgrelid = t.relid AND NOT g.tgisinternal AND g.tgenabled = 'D' AND NOT starts_with(g.tgname, 'outbox_')
     UNION ALL
     SELECT 'publication ' || quote_ident(p.pubname), 'replicates tables of schema outbox',
-           'The positions of one server mean nothing on another, whose relay may publish the events again.',
+           'The log of one server means nothing to another, which publishes nothing any more once rows of it come: see outbox.arm().',
            'List the tables to be published, instead of FOR ALL TABLES.', 'warning'
     FROM (SELECT DISTINCT t.pubname FROM pg_publication_tables t WHERE t.schemaname = 'outbox') p
     UNION ALL

@@ -18,7 +18,7 @@ CREATE TYPE outbox.message AS (
 COMMENT ON TYPE outbox.message IS
 'what the handler of a subscription gets: identity and aggregate from the CloudEvents headers, the payload as JSON (null if it isn''t) and as it came (data), all headers, and where and when the stream has stored it';
 
--- home: of which database; a copy of that database has the row, too, and must not take its messages away.
+-- A copy of this database has the rows, too, and takes no messages until outbox.arm().
 CREATE TABLE outbox.subscription (
     id           integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     revision     integer NOT NULL DEFAULT 1,     -- raised when anything of it changes
@@ -27,7 +27,6 @@ CREATE TABLE outbox.subscription (
     subject      text NOT NULL,                  -- '': all
     handler      text NOT NULL,
     run_as       name NOT NULL,
-    home         text NOT NULL,
     from_now     boolean NOT NULL,
     ordered      boolean NOT NULL,
     max_attempts integer NOT NULL,
@@ -89,12 +88,6 @@ CREATE FUNCTION outbox.subscription_states(
 RETURNS SETOF record LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'outbox_subscription_states';
 COMMENT ON FUNCTION outbox.subscription_states() IS 'what shared memory knows of this database''s subscriptions; counters since the server started';
 
-CREATE FUNCTION outbox.database_identity() RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    SELECT s.system_identifier || '/' || d.oid FROM pg_control_system() s, pg_database d WHERE d.datname = current_database();
-END;
-COMMENT ON FUNCTION outbox.database_identity() IS 'tells this database from copies of it';
-
 -- May the one run code as the other? An error if there is no such role.
 CREATE FUNCTION outbox.may_act_as(caller oid, role name) RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
@@ -142,11 +135,11 @@ BEGIN
     IF NOT has_function_privilege(run_as, handler::oid, 'EXECUTE') OR NOT has_schema_privilege(run_as, f.pronamespace, 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('role "%s" may not execute %s', run_as, handler);
     END IF;
-    INSERT INTO outbox.subscription AS s (stream, durable, subject, handler, run_as, home, from_now, ordered, max_attempts, ack_wait, batch_size)
-    VALUES (stream, durable, coalesce(subject, ''), format('%I.%I', f.nspname, f.proname), run_as, outbox.database_identity(), from_now, ordered,
+    INSERT INTO outbox.subscription AS s (stream, durable, subject, handler, run_as, from_now, ordered, max_attempts, ack_wait, batch_size)
+    VALUES (stream, durable, coalesce(subject, ''), format('%I.%I', f.nspname, f.proname), run_as, from_now, ordered,
             max_attempts, ack_wait, batch_size)
     ON CONFLICT ON CONSTRAINT subscription_stream_durable_key DO UPDATE SET
-        revision = s.revision + 1, subject = EXCLUDED.subject, handler = EXCLUDED.handler, run_as = EXCLUDED.run_as, home = EXCLUDED.home,
+        revision = s.revision + 1, subject = EXCLUDED.subject, handler = EXCLUDED.handler, run_as = EXCLUDED.run_as,
         ordered = EXCLUDED.ordered, max_attempts = EXCLUDED.max_attempts, ack_wait = EXCLUDED.ack_wait, batch_size = EXCLUDED.batch_size,
         paused = false
         WHERE outbox.may_act_as(caller, s.run_as);
@@ -154,6 +147,10 @@ BEGIN
         RAISE insufficient_privilege USING MESSAGE = 'the subscription belongs to another role';
     END IF;
     PERFORM outbox.tell_consumers(true);
+    IF outbox.not_armed_because() IS NOT NULL THEN
+        RAISE NOTICE USING MESSAGE = 'messages will be taken once outbox is armed in this database',
+            HINT = 'See outbox.arm().';
+    END IF;
 END $$;
 COMMENT ON FUNCTION outbox.subscribe_for IS 'what outbox.subscribe() does, for a caller whose rights it checks';
 
@@ -362,5 +359,5 @@ INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'parked_messages',
       last_error, parked_at, retry}');
 INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
     unnest('{subscription, subscription_id_seq, subscription_position, subscription_failure, parked_message, parked_message_id_seq, tell_consumers,
-             database_identity, may_act_as, own_subscription, subscribe_for, unsubscribe_for, pause_subscription_for, resume_subscription_for,
+             may_act_as, own_subscription, subscribe_for, unsubscribe_for, pause_subscription_for, resume_subscription_for,
              retry_parked_for, discard_parked_for, consumer_position, consumer_failed, consumer_recovered, handler_is_usable, consumer_park}'::name[]);

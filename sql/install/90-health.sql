@@ -12,6 +12,7 @@ FROM (VALUES
     ('standby', 'warning', 'this server publishes nothing', 'Ask the primary.'),
     ('tables_locked', 'critical', 'a lock on a table of outbox keeps even health() out',
      'See pg_locks and pg_blocking_pids(); end the transaction that holds it.'),
+    ('not_armed', 'warning', 'this database is a copy, or was disarmed: it publishes nothing', 'SELECT outbox.arm(); once the original publishes no more.'),
     ('relay_missing', 'critical', 'no relay in this database',
      'If it does not start within seconds, the server log says why; a free one of max_worker_processes is needed.'),
     ('relays_off', 'warning', 'outbox.workers is 0, and no session outside of the server claims events',
@@ -94,7 +95,8 @@ BEGIN
     RETURN QUERY
         SELECT CASE s.state WHEN 'not running' THEN CASE workers WHEN 0 THEN 'relays_off' ELSE 'relay_missing' END
                    WHEN 'starting' THEN 'relay_starting' WHEN 'lease expired' THEN 'relay_frozen' WHEN 'not connected' THEN 'not_connected'
-                   WHEN 'stream unavailable' THEN 'stream_trouble' WHEN 'broker unavailable' THEN 'circuit_open' END,
+                   WHEN 'stream unavailable' THEN 'stream_trouble' WHEN 'broker unavailable' THEN 'circuit_open'
+                   WHEN 'not armed' THEN 'not_armed' WHEN 'version mismatch' THEN 'wrong_version' END,
                CASE s.state WHEN 'not running' THEN format('no relay runs in this database%s; pending: %s', ' since ' || s.since, coalesce(s.backlog, 0))
                    ELSE format('relay %s (process %s): %s since %s%s', s.relay, s.pid, s.state, s.since, ': ' || s.last_error) END,
                NULL::text

@@ -1,7 +1,7 @@
 /*
  * pg_outbox.c
  *	  Stands in for src/log_scan.c, src/held.c, src/encode.c, src/event_id.c and src/writer.c,
- *	  which know the layout of real rows and messages, and for src/guard.c.
+ *	  which know the layout of real rows and messages, for src/guard.c and src/standing.c.
  */
 #include "table.h"
 
@@ -14,6 +14,7 @@
 #include "log.h"
 #include "log_scan.h"
 #include "message.h"
+#include "standing.h"
 #include "writer.h"
 
 /* ---------- src/log_scan.c ---------- */
@@ -204,7 +205,7 @@ insert_ledger_row(const Datum *values, const bool *nulls)
 }
 
 void
-outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls)
+outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls, int count)
 {
 	sim_maybe_pass();
 	if (writer->relation->rd_id < OID_LEDGER)
@@ -229,5 +230,36 @@ outbox_writer_close(OutboxWriter *writer)
 /* Nothing is guarded. */
 void
 outbox_guard_note_event(uint64 agg_hash)
+{
+}
+
+/* ---------- src/standing.c ---------- */
+
+/* No copies are made, and nothing is updated. */
+OutboxStanding
+outbox_standing(char *reason)
+{
+	return OUTBOX_STANDING_GOOD;
+}
+
+const char *
+outbox_standing_hint(OutboxStanding standing)
+{
+	return "";
+}
+
+void
+outbox_standing_require(void)
+{
+}
+
+bool
+outbox_standing_is_armed(void)
+{
+	return true;
+}
+
+void
+outbox_standing_renew(void)
 {
 }

@@ -55,6 +55,9 @@ get_relname_relid(const char *relname, Oid relnamespace)
 		return OID_ID_KEY;
 	if (strcmp(relname, "ring") == 0)
 		return OID_RING;
+	/* standing.c isn't there to read it */
+	if (strcmp(relname, "identity") == 0)
+		return InvalidOid;
 	if (strcmp(relname, "delivery") == 0)
 		return OID_DELIVERY;
 	if (strcmp(relname, "delivery_pkey") == 0)
