@@ -65,7 +65,8 @@ foreach my $round (@rounds)
 		cmp_ok($figures->{lost}, '>', 0, "$round->{name}: what the standby hadn't received is lost");
 		cmp_ok($figures->{phantoms}, '>', 0, "$round->{name}: ... and was published");
 	}
-	else
+	# without one that is synchronous, and near, some may be lost or not
+	if ($round->{mode} ne 'asynchronous')
 	{
 		is($figures->{lost} + $figures->{phantoms}, 0, "$round->{name}: nothing is lost, nothing is known to the stream alone");
 	}
@@ -79,6 +80,7 @@ foreach my $round (@rounds)
 	}
 	check_no_crash($result->{standby});
 	$result->{standby}->stop('immediate');
+	$result->{$_}->clean_node foreach qw(primary standby);
 	push @results, { name => $round->{name}, figures => $figures };
 }
 diag(join("\n", 'table:', table(@results))) if $long;

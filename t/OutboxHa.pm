@@ -31,6 +31,8 @@ our @EXPORT = qw(failover contradictions table);
 
 use constant AGGREGATES => 5;
 
+my $rounds = 0;
+
 # ------------------------------------------------------------------- writers
 
 # Forks one; SIGTERM ends it after its transaction. Options: number, connection, journal.
@@ -152,7 +154,7 @@ sub make_stream
 sub start_servers
 {
 	my ($nats, %opt) = @_;
-	my $name = $opt{name} =~ s/\W+/_/gr;
+	my $name = $opt{name} =~ s/\W+/_/gr . ++$rounds;
 	my $primary = new_cluster("primary_$name", allows_streaming => 1, extra => <<"CONF");
 max_connections = 60
 shared_buffers = 64MB
