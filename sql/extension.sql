@@ -7,6 +7,7 @@
 SELECT outbox.enqueue('extension', '1', 'before', '{}') IS NOT NULL AS ok;
 SELECT pg_temp.attempt('CREATE EXTENSION outbox');
 SELECT pg_temp.attempt('ALTER EXTENSION outbox SET SCHEMA public');
+SELECT pg_temp.attempt('ALTER SCHEMA outbox RENAME TO other');
 BEGIN;
 DROP EXTENSION outbox;
 ROLLBACK;

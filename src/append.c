@@ -318,7 +318,7 @@ outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnCo
 	refuse_read_only();
 	PreventCommandIfParallelMode("outbox.enqueue()");
 	append->on_conflict = on_conflict;
-	append->catalog = outbox_database_catalog(false);
+	append->catalog = outbox_feed_has_enqueued() ? outbox_database_catalog(false) : outbox_database_lock_to_write();
 	append->database = outbox_database_attach(append->catalog);
 	if (append->database == NULL)
 		warn_not_preloaded();

@@ -35,6 +35,7 @@
 #include "archive_write.h"
 #include "encode.h"
 #include "event.h"
+#include "worker.h"
 
 #define MAX_CARRIED 10000
 
@@ -200,7 +201,7 @@ write_rows(Job *job, ArchiveWriter *writer)
 		if (!outbox_archive_write(writer, job->rows.buffer.data, job->rows.buffer.length, &error))
 			outbox_archive_raise(NULL, &error);
 		OUTBOX_TEST_POINT("archive-writing");
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 	}
 	if (!job->rows.changed && job->rows.events > 0 && !outbox_archive_finish(writer, &job->manifest, &error))
 		outbox_archive_raise(NULL, &error);

@@ -11,6 +11,7 @@
 #include "utils/memutils.h"
 
 #include "archive_http.h"
+#include "worker.h"
 
 #define MAX_WAIT_MS 1000L
 
@@ -34,7 +35,7 @@ wait_for_network(ArchiveHttp *http)
 		event.events == WL_LATCH_SET)
 		ResetLatch(MyLatch);
 	FreeWaitEventSet(set);
-	CHECK_FOR_INTERRUPTS();
+	outbox_worker_check(0);
 }
 
 /* Lets the transfer go on until it wants more, or has ended. */

@@ -25,6 +25,7 @@
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "give_way.h"
 #include "inbox.h"
 #include "retire.h"
 #include "standing.h"
@@ -70,7 +71,7 @@ seal(const OutboxRetention *retention, int child, bool patiently)
 	{
 		if (!patiently || i == SEAL_TRIES)
 			return false;
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
 		ResetLatch(MyLatch);
 	}
@@ -84,7 +85,7 @@ clean_range(const OutboxRetention *retention, const OutboxRangeRow *range, bool 
 	TimestampTz later = GetCurrentTimestamp() + Min(Max(retention_us() / 100, MIN_RETRY_US), MAX_RETRY_US);
 	TimestampTz newest;
 
-	CHECK_FOR_INTERRUPTS();
+	outbox_worker_check(0);
 	if (!range->sealed && !seal(retention, range->child, patiently))
 		return later;
 	switch (outbox_retire(retention, range->child, &newest))
@@ -216,7 +217,7 @@ become_the_one(bool wait)
 	{
 		if (!wait)
 			return false;
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
 		ResetLatch(MyLatch);
 	}
@@ -271,13 +272,14 @@ OutboxCleanerMain(Datum main_arg)
 	BackgroundWorkerUnblockSignals();
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
+	OUTBOX_TEST_POINT("worker-connected");
 	pgstat_report_appname("outbox cleaner");
 	outbox_database_pin_session();
 	/* Its locks must not outlast a standby that doesn't answer; readers of what it takes away may be there. */
 	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
 	outbox_standing_own_writes();
 	sequence = attach();
-	if (OidIsValid(sequence) && become_the_one(order.on_demand))
+	if (OidIsValid(sequence) && become_the_one(order.on_demand) && !outbox_give_way_is_due(my_database))
 		run(&order, sequence);
 	proc_exit(0);
 }
@@ -305,6 +307,10 @@ outbox_run_cleaner(PG_FUNCTION_ARGS)
 	BackgroundWorkerHandle *handle;
 
 	outbox_shmem_require();
+	if (!IsUnderPostmaster)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("outbox.purge() needs a background worker, which single-user mode doesn't have")));
 	outbox_standing_require();
 	if (!pg_strong_random(&order.run, sizeof(order.run)))
 		ereport(ERROR,

@@ -45,8 +45,15 @@
 /* 16 merged the ownership checks. */
 #if PG_VERSION_NUM >= 160000
 #define outbox_owns_database(dboid, role) object_ownercheck(DatabaseRelationId, dboid, role)
+#define outbox_owns_extension(oid, role) object_ownercheck(ExtensionRelationId, oid, role)
 #else
 #define outbox_owns_database(dboid, role) pg_database_ownercheck(dboid, role)
+#define outbox_owns_extension(oid, role) pg_extension_ownercheck(oid, role)
+#endif
+
+/* What DROP DATABASE leaves behind when it is interrupted; minor versions before 15.4 don't know it. */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB -2
 #endif
 
 /* 16 added an argument for updates that only summarizing indexes must follow. */

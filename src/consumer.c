@@ -36,9 +36,11 @@
 #include "clock.h"
 #include "complaint.h"
 #include "database.h"
+#include "give_way.h"
 #include "signals.h"
 #include "standing.h"
 #include "subscriptions.h"
+#include "worker.h"
 
 /* The net under lost wake-ups. */
 #define IDLE_MS 5000
@@ -356,7 +358,7 @@ attach(const OutboxConsumerOrder *order)
 		consumer.leave_calls = pg_atomic_read_u32(&consumer.database->leave_calls);
 		consumer.id = order->id;
 		consumer.revision = order->revision;
-		attached = !is_forbidden() && take_place(order);
+		attached = !outbox_give_way_is_due(consumer.database) && !is_forbidden() && take_place(order);
 		PopActiveSnapshot();
 	}
 	else
@@ -449,6 +451,7 @@ OutboxConsumerMain(Datum main_arg)
 	BackgroundWorkerUnblockSignals();
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 	BackgroundWorkerInitializeConnectionByOid(order.dboid, order.role, 0);
+	OUTBOX_TEST_POINT("worker-connected");
 	pgstat_report_appname("outbox consumer");
 	if (!attach(&order))
 		proc_exit(0);
@@ -465,7 +468,7 @@ OutboxConsumerMain(Datum main_arg)
 		MemoryContextReset(loop_context);
 		/* Nothing is under way that could be cancelled. */
 		QueryCancelPending = false;
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 		if (ConfigReloadPending)
 			reload_settings();
 		if (must_leave())

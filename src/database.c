@@ -108,6 +108,21 @@ outbox_database_catalog(bool missing_ok)
 	return &catalog;
 }
 
+static const OutboxCatalog *
+lock_in_mode(LOCKMODE mode)
+{
+	const OutboxCatalog *objects = outbox_database_catalog(true);
+	Oid			sequence;
+
+	if (objects == NULL)
+		return NULL;
+	sequence = objects->sequence;
+	LockRelationOid(sequence, mode);
+	/* Waiting for the lock has told us of what happened meanwhile. */
+	objects = outbox_database_catalog(true);
+	return objects != NULL && objects->sequence == sequence ? objects : NULL;
+}
+
 /*
  * Keeps the extension from being dropped until the end of the transaction,
  * and so its names from meaning the tables of a new one. NULL: it is gone, or
@@ -116,16 +131,23 @@ outbox_database_catalog(bool missing_ok)
 const OutboxCatalog *
 outbox_database_lock(void)
 {
-	const OutboxCatalog *objects = outbox_database_catalog(true);
-	Oid			sequence;
+	return lock_in_mode(AccessShareLock);
+}
 
-	if (objects == NULL)
-		return NULL;
-	sequence = objects->sequence;
-	LockRelationOid(sequence, AccessShareLock);
-	/* Waiting for the lock has told us of what happened meanwhile. */
-	objects = outbox_database_catalog(true);
-	return objects != NULL && objects->sequence == sequence ? objects : NULL;
+/*
+ * The same for those who write: in the mode of nextval(), before all other locks.
+ * Who drops or updates the extension asks for this lock first as well
+ * (give_way.c), so they wait for each other and don't deadlock. ERROR without the
+ * extension.
+ */
+const OutboxCatalog *
+outbox_database_lock_to_write(void)
+{
+	const OutboxCatalog *objects;
+
+	while ((objects = lock_in_mode(RowExclusiveLock)) == NULL)
+		(void) outbox_database_catalog(false);
+	return objects;
 }
 
 /*

@@ -27,6 +27,7 @@ typedef struct OutboxCatalog
 
 extern const OutboxCatalog *outbox_database_catalog(bool missing_ok);
 extern const OutboxCatalog *outbox_database_lock(void);
+extern const OutboxCatalog *outbox_database_lock_to_write(void);
 extern OutboxDatabase *outbox_database_attach(const OutboxCatalog *catalog);
 extern int64 outbox_database_watermark(void);
 extern void outbox_database_pin_session(void);

@@ -1,39 +1,101 @@
 /*
  * give_way.c
- *	  Sends a database's relays away: before a command that wants the database for
- *	  itself alone, because our processes must not be what it stumbles over; and
- *	  after ALTER DATABASE ... SET, because a process reads such settings once, at
- *	  its start.
+ *	  Sends a database's relays, consumers, cleaner and replays away: before a
+ *	  command that wants the database for itself alone, or that changes the
+ *	  extension, because our processes must not be what it stumbles over; and after
+ *	  ALTER DATABASE ... SET, because a process reads such settings once, at its
+ *	  start.
+ *
+ * A process that starts announces itself in shared memory and then asks
+ * outbox_give_way_is_due(), or reads leave_calls, then asks, and looks at
+ * leave_calls from then on; a command sets no_relay_before, raises leave_calls and
+ * then looks who is there. So none slips through.
  */
 #include "give_way.h"
 
 #include <signal.h>
 
 #include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
 #include "commands/dbcommands.h"
 #include "commands/defrem.h"
+#include "commands/extension.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
+
+#include "database.h"
 
 /* How long relays stay away, should nobody call them back. */
 #define STAY_AWAY_US INT64CONST(10000000)
 #define WAIT_FOR_LEAVE_MS 5000
 
+/* Whether a command wants the database's processes to stay away. For those that start. */
+bool
+outbox_give_way_is_due(OutboxDatabase *database)
+{
+	TimestampTz	before;
+
+	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
+	before = database->no_relay_before;
+	LWLockRelease(&outbox_shared->lock);
+	return GetCurrentTimestamp() < before;
+}
+
+/* Adds a process to the list, unless it is this one, which may be a handler's. signal: 0, or what it is to get. */
 static void
-terminate(pg_atomic_uint32 *pid)
+add_process(StringInfo list, const char *name, pg_atomic_uint32 *pid, int signal)
 {
 	pid_t		process = pg_atomic_read_u32(pid);
 
-	if (process != 0)
-		(void) kill(process, SIGTERM);
+	if (process == 0 || process == MyProcPid)
+		return;
+	if (signal != 0)
+		(void) kill(process, signal);
+	appendStringInfo(list, "%s%s %d", list->len > 0 ? ", " : "", name, (int) process);
 }
 
-/* Asks a database's relays to go, and waits until they have. */
+/* The processes that are still there. Relays go by themselves, the others may be stopped anywhere. */
 static void
-send_relays_away(Oid dboid)
+tell_processes(OutboxDatabase *database, StringInfo list)
+{
+	resetStringInfo(list);
+	for (int i = 0; i < OUTBOX_SERVER_RELAYS; i++)
+		add_process(list, "relay", &database->places[i].pid, 0);
+	add_process(list, "cleaner", &database->cleaner_pid, SIGTERM);
+	for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
+		add_process(list, "replay", &database->replayers[i].pid, SIGTERM);
+	for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
+		add_process(list, "consumer", &database->subscriptions[i].pid, SIGTERM);
+}
+
+/* Asks a database's processes to go, without waiting for it; lists them. */
+static void
+dismiss(OutboxDatabase *database, StringInfo list)
+{
+	pg_atomic_fetch_add_u32(&database->leave_calls, 1);
+	outbox_shmem_wake_relays(database);
+	tell_processes(database, list);
+}
+
+/* The launcher: it isn't served any more. */
+void
+outbox_give_way_dismiss(OutboxDatabase *database)
+{
+	StringInfoData list;
+
+	initStringInfo(&list);
+	dismiss(database, &list);
+	pfree(list.data);
+}
+
+/* Asks a database's processes to go, and waits until they have. */
+static void
+send_away(Oid dboid)
 {
 	OutboxDatabase *database = outbox_shmem_find(dboid);
+	StringInfoData list;
 
 	if (database == NULL)
 		return;
@@ -41,20 +103,20 @@ send_relays_away(Oid dboid)
 	if (database->dboid == dboid)
 		database->no_relay_before = GetCurrentTimestamp() + STAY_AWAY_US;
 	LWLockRelease(&outbox_shared->lock);
-	pg_atomic_fetch_add_u32(&database->leave_calls, 1);
-	outbox_shmem_wake_relays(database);
-	outbox_shmem_wake_consumers(database);
-	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && outbox_shmem_has_processes(database); ms += 10)
+	initStringInfo(&list);
+	dismiss(database, &list);
+	for (int ms = 0; ms < WAIT_FOR_LEAVE_MS && list.len > 0; ms += 10)
 	{
 		CHECK_FOR_INTERRUPTS();
-		/* These may be stopped anywhere. */
-		terminate(&database->cleaner_pid);
-		for (int i = 0; i < OUTBOX_MAX_REPLAYERS; i++)
-			terminate(&database->replayers[i].pid);
-		for (int i = 0; i < OUTBOX_SUBSCRIPTIONS; i++)
-			terminate(&database->subscriptions[i].pid);
 		pg_usleep(10 * 1000);
+		tell_processes(database, &list);
 	}
+	if (list.len == 0)
+		return;
+	ereport(WARNING,
+			(errmsg("processes of the extension \"%s\" don't leave the database", OUTBOX_EXTENSION),
+			 errdetail("Still there, by process number: %s.", list.data),
+			 errhint("They may be stopped or stuck. With \"outbox.workers = 0\" no new relay starts.")));
 }
 
 static const char *
@@ -74,7 +136,8 @@ string_option(List *options, const char *name)
 
 /*
  * The database that a command wants for itself alone: DROP, RENAME, SET
- * TABLESPACE, CREATE ... TEMPLATE. InvalidOid: none, or the user may not.
+ * TABLESPACE, CREATE ... TEMPLATE. InvalidOid: none, or the user may not, or it is
+ * this one, which is refused anyway.
  */
 static Oid
 database_wanted(Node *statement)
@@ -94,27 +157,77 @@ database_wanted(Node *statement)
 	if (name == NULL)
 		return InvalidOid;
 	dboid = get_database_oid(name, true);
-	if (!OidIsValid(dboid) || !outbox_owns_database(dboid, GetUserId()))
+	if (!OidIsValid(dboid) || dboid == MyDatabaseId || !outbox_owns_database(dboid, GetUserId()))
 		return InvalidOid;
 	return dboid;
 }
 
+static bool
+names_us(List *names)
+{
+	ListCell   *cell;
+
+	foreach(cell, names)
+	{
+		if (strcmp(strVal(lfirst(cell)), OUTBOX_EXTENSION) == 0)
+			return true;
+	}
+	return false;
+}
+
 /*
- * Before a utility command. Returns the database whose relays were sent away,
- * for outbox_give_way_after().
+ * Whether a command drops or updates the extension, and the user may. It locks all
+ * of its tables, and a handler may take its time.
+ */
+static bool
+changes_extension(Node *statement)
+{
+	bool		changes = false;
+	Oid			extension;
+
+	/* The schema has the same name. */
+	if (IsA(statement, DropStmt))
+	{
+		DropStmt   *drop = (DropStmt *) statement;
+
+		changes = (drop->removeType == OBJECT_EXTENSION || (drop->removeType == OBJECT_SCHEMA && drop->behavior == DROP_CASCADE)) &&
+			names_us(drop->objects);
+	}
+	else if (IsA(statement, AlterExtensionStmt))
+		changes = strcmp(((AlterExtensionStmt *) statement)->extname, OUTBOX_EXTENSION) == 0;
+	if (!changes || !IsTransactionState())
+		return false;
+	extension = get_extension_oid(OUTBOX_EXTENSION, true);
+	return OidIsValid(extension) && outbox_owns_extension(extension, GetUserId());
+}
+
+/* Before the command locks one of our objects after the other, in an order that isn't that of those who write. */
+static void
+lock_out_writers(void)
+{
+	const OutboxCatalog *catalog = outbox_database_catalog(true);
+
+	if (catalog != NULL)
+		LockRelationOid(catalog->sequence, AccessExclusiveLock);
+}
+
+/*
+ * Before a utility command. Returns the database whose processes were sent
+ * away, for outbox_give_way_after().
  */
 Oid
 outbox_give_way_before(Node *statement)
 {
-	Oid			dboid = database_wanted(statement);
+	Oid			dboid = changes_extension(statement) ? MyDatabaseId : database_wanted(statement);
 
-	if (!OidIsValid(dboid) || dboid == MyDatabaseId)
-		return InvalidOid;
-	send_relays_away(dboid);
+	if (OidIsValid(dboid))
+		send_away(dboid);
+	if (dboid == MyDatabaseId)
+		lock_out_writers();
 	return dboid;
 }
 
-/* The command has ended: the relays may come back. */
+/* The command has ended: they may come back. What it has locked they wait for. */
 void
 outbox_give_way_after(Oid dboid)
 {
@@ -134,6 +247,9 @@ outbox_give_way_after(Oid dboid)
 static bool any_altered = false;
 static Oid	one_altered;
 
+/* It has changed which databases are served. */
+static bool others_served = false;
+
 static bool
 alters_our_settings(const VariableSetStmt *set)
 {
@@ -151,6 +267,12 @@ outbox_give_way_note_settings(Node *statement)
 	AlterDatabaseSetStmt *alter = (AlterDatabaseSetStmt *) statement;
 	Oid			dboid;
 
+	if (IsA(statement, AlterDatabaseStmt))
+	{
+		List	   *options = ((AlterDatabaseStmt *) statement)->options;
+
+		others_served = others_served || string_option(options, "allow_connections") != NULL || string_option(options, "is_template") != NULL;
+	}
 	if (!IsA(statement, AlterDatabaseSetStmt) || !alters_our_settings(alter->setstmt))
 		return;
 	dboid = get_database_oid(alter->dbname, true);
@@ -185,17 +307,19 @@ restart_relays(void)
 void
 outbox_give_way_xact_callback(XactEvent event, void *arg)
 {
-	if (!any_altered)
+	if (!any_altered && !others_served)
 		return;
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			restart_relays();
-			any_altered = false;
-			break;
+			if (any_altered)
+				restart_relays();
+			if (others_served)
+				outbox_shmem_wake_launcher();
+			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
-			any_altered = false;
+			any_altered = others_served = false;
 			break;
 		default:
 			break;

@@ -18,6 +18,7 @@
 #include "storage/latch.h"
 
 #include "database.h"
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_note_inbox);
 
@@ -109,7 +110,7 @@ outbox_inbox_sweep(const OutboxRetention *retention)
 
 	for (int64 page = 0; page < pages; page += SWEEP_PAGES)
 	{
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 		if (!sweep_pages(retention, page))
 			return;
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SWEEP_PAUSE_MS, PG_WAIT_EXTENSION);

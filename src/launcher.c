@@ -38,6 +38,7 @@
 #include "utils/snapmgr.h"
 
 #include "cleaner.h"
+#include "give_way.h"
 #include "launcher.h"
 #include "ownership.h"
 #include "replay.h"
@@ -71,7 +72,8 @@ typedef struct Place
 typedef struct Database
 {
 	Oid			dboid;
-	bool		exists;			/* seen in the last scan */
+	bool		exists;			/* seen in the last scan, */
+	bool		served;			/* and one of those that have relays */
 	bool		absent;			/* looked into: no extension */
 	Place		places[OUTBOX_SERVER_RELAYS];
 	BackgroundWorkerHandle *cleaner;	/* NULL: none is at work that this launcher has started */
@@ -99,10 +101,13 @@ find_database(Oid dboid)
 }
 
 static void
-see_database(Oid dboid)
+see_database(Oid dboid, bool served)
 {
 	Database   *database = find_database(dboid);
+	OutboxDatabase *shared;
 
+	if (database == NULL && !served)
+		return;
 	if (database == NULL)
 	{
 		if (database_count == database_space)
@@ -117,7 +122,11 @@ see_database(Oid dboid)
 		memset(database, 0, sizeof(Database));
 		database->dboid = dboid;
 	}
+	shared = database->served && !served ? outbox_shmem_find(dboid) : NULL;
+	if (shared != NULL)
+		outbox_give_way_dismiss(shared);
 	database->exists = true;
+	database->served = served;
 }
 
 static bool
@@ -140,6 +149,7 @@ forget_gone_databases(void)
 
 	for (int i = 0; i < database_count; i++)
 	{
+		databases[i].served = databases[i].served && databases[i].exists;
 		if (databases[i].exists || has_processes(&databases[i]))
 			databases[kept++] = databases[i];
 		else
@@ -148,7 +158,11 @@ forget_gone_databases(void)
 	database_count = kept;
 }
 
-/* Reads pg_database: every database one can connect to, except templates. */
+/*
+ * Reads pg_database. Served is every database one can connect to, except
+ * templates. Of another one that was, the place in shared memory is kept: its
+ * sessions go on.
+ */
 static void
 scan_databases(void)
 {
@@ -167,8 +181,7 @@ scan_databases(void)
 	{
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
-		if (form->datallowconn && !form->datistemplate)
-			see_database(form->oid);
+		see_database(form->oid, form->datallowconn && !form->datistemplate && form->datconnlimit != DATCONNLIMIT_INVALID_DB);
 	}
 	table_endscan(scan);
 	table_close(relation, AccessShareLock);
@@ -349,7 +362,7 @@ adjust(Database *database, TimestampTz now, int *starting)
 	TimestampTz due;
 	Census		census;
 
-	if (database->absent || !database->exists)
+	if (database->absent || !database->served)
 		return never;
 	count_relays(database, &census);
 	if (census.members > outbox_workers)
@@ -420,7 +433,7 @@ clean(Database *database, TimestampTz now)
 		pfree(database->cleaner);
 		database->cleaner = NULL;
 	}
-	if (database->cleaner != NULL || !database->exists || census.shared == NULL ||
+	if (database->cleaner != NULL || !database->served || census.shared == NULL ||
 		pg_atomic_read_u32(&census.shared->ready_for) == 0)
 		return never;
 	due = cleaning_time(&census.shared->clean_at, now);
@@ -456,7 +469,7 @@ consume_all(TimestampTz now)
 		Census		census = {.shared = outbox_shmem_find(database->dboid)};
 		bool		failed = false;
 
-		if (!database->exists || database->absent)
+		if (!database->served || database->absent)
 			continue;
 		next = Min(next, outbox_subscriptions_run(&database->consumers, database->dboid, census.shared, now, no_relay_before(&census), &failed));
 		if (failed)
@@ -497,7 +510,7 @@ replay(Database *database, TimestampTz now)
 	uint32		calls;
 	TimestampTz due;
 
-	if (!database->exists || census.shared == NULL || pg_atomic_read_u32(&census.shared->ready_for) == 0)
+	if (!database->served || census.shared == NULL || pg_atomic_read_u32(&census.shared->ready_for) == 0)
 		return never;
 	calls = pg_atomic_read_u32(&census.shared->replay_calls);
 	if (database->has_replayed && calls == database->replays_seen)
@@ -590,7 +603,7 @@ OutboxLauncherMain(Datum main_arg)
 		TimestampTz next;
 		TimestampTz	lease;
 
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(1);	/* by code 0 the postmaster would think that none is wanted */
 		if (ConfigReloadPending)
 		{
 			int			retention = outbox_retention;

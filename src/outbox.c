@@ -400,13 +400,28 @@ ends_prepared_transaction(Node *statement)
 	return kind == TRANS_STMT_COMMIT_PREPARED || kind == TRANS_STMT_ROLLBACK_PREPARED;
 }
 
+/* The functions name their objects with the schema, so ALTER EXTENSION ... SET SCHEMA is refused; this is the other way. */
+static void
+refuse_rename(Node *statement)
+{
+	RenameStmt *rename = (RenameStmt *) statement;
+
+	if (IsA(statement, RenameStmt) && rename->renameType == OBJECT_SCHEMA && strcmp(rename->subname, OUTBOX_SCHEMA) == 0 &&
+		OidIsValid(get_extension_oid(OUTBOX_EXTENSION, true)))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("the schema of the extension \"%s\" can't be renamed", OUTBOX_EXTENSION)));
+}
+
 static void
 utility(PlannedStmt *statement, const char *query, bool read_only_tree, ProcessUtilityContext context,
 		ParamListInfo params, QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
 	volatile bool ends_prepared = ends_prepared_transaction(statement->utilityStmt);
-	Oid			dboid = outbox_give_way_before(statement->utilityStmt);
+	Oid			dboid;
 
+	refuse_rename(statement->utilityStmt);
+	dboid = outbox_give_way_before(statement->utilityStmt);
 	PG_TRY();
 	{
 		if (previous_utility_hook)

@@ -29,9 +29,11 @@
 #include "backlog.h"
 #include "clock.h"
 #include "feed.h"
+#include "give_way.h"
 #include "launcher.h"
 #include "relay.h"
 #include "standing.h"
+#include "worker.h"
 
 /* The net under lost wake-ups, and the pace of everything that isn't urgent. */
 #define IDLE_MS 5000
@@ -118,18 +120,6 @@ terminate(SIGNAL_ARGS)
 	die(postgres_signal_arg);
 }
 
-/* A command wants the database for itself alone, see give_way.c. */
-static bool
-is_unwanted(OutboxDatabase *database)
-{
-	TimestampTz	before;
-
-	LWLockAcquire(&outbox_shared->lock, LW_SHARED);
-	before = database->no_relay_before;
-	LWLockRelease(&outbox_shared->lock);
-	return GetCurrentTimestamp() < before;
-}
-
 /* Becomes a member, while the extension can't be dropped. False: the place is taken, or the time is wrong. */
 static bool
 join(const OutboxCatalog *catalog, int place)
@@ -142,7 +132,7 @@ join(const OutboxCatalog *catalog, int place)
 	relay.sequence = catalog->sequence;
 	relay.leave_calls = pg_atomic_read_u32(&database->leave_calls);
 	/* Called after that look, or before this one. */
-	if (is_unwanted(database) || pg_atomic_read_u32(&outbox_shared->settings_changes) != relay.settings_changes)
+	if (outbox_give_way_is_due(database) || pg_atomic_read_u32(&outbox_shared->settings_changes) != relay.settings_changes)
 	{
 		report(OUTBOX_REPORT_ASKED);
 		return false;
@@ -457,7 +447,7 @@ OutboxRelayMain(Datum main_arg)
 
 	for (;;)
 	{
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 		outbox_membership_check(&relay);
 		if (ConfigReloadPending)
 			reload_settings();

@@ -31,6 +31,7 @@
 #include "database.h"
 #include "encode.h"
 #include "event.h"
+#include "give_way.h"
 #include "held.h"
 #include "replay.h"
 #include "replay_job.h"
@@ -290,6 +291,15 @@ make_ready(Ready *ready, OutboxRow *row)
 	return size;
 }
 
+/* What the source calls a failure may be the end of this process, which is none. */
+static void
+check_whether_told_to_end(void)
+{
+	if (!PostmasterIsAliveInternal())
+		proc_exit(1);
+	outbox_worker_check(0);
+}
+
 static OutboxSourceResult
 next_row(OutboxRow *row)
 {
@@ -316,7 +326,7 @@ prepare(void)
 				replay.ended = true;
 				break;
 			case OUTBOX_SOURCE_FAILED:
-				CHECK_FOR_INTERRUPTS();
+				check_whether_told_to_end();
 				ereport(ERROR,
 						(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
 						 errmsg("%s", replay.source->error)));
@@ -471,7 +481,7 @@ run(void)
 		sigset_t	saved;
 		uint32		calls = pg_atomic_read_u32(&replay.database->replay_calls);
 
-		CHECK_FOR_INTERRUPTS();
+		outbox_worker_check(0);
 		/* Another extension, or other settings: the next process will know. */
 		if (pg_atomic_read_u32(&replay.database->leave_calls) != replay.leave_calls)
 			return;
@@ -560,9 +570,12 @@ replay_one(void)
 static void
 stop_for_error(void)
 {
-	MemoryContext memory = MemoryContextSwitchTo(TopMemoryContext);
-	ErrorData  *error = CopyErrorData();
+	MemoryContext memory;
+	ErrorData  *error;
 
+	check_whether_told_to_end();
+	memory = MemoryContextSwitchTo(TopMemoryContext);
+	error = CopyErrorData();
 	EmitErrorReport();
 	FlushErrorState();
 	HOLD_INTERRUPTS();
@@ -580,12 +593,19 @@ OutboxReplayMain(Datum main_arg)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
+	OUTBOX_TEST_POINT("worker-connected");
 	pgstat_report_appname("outbox replay");
 	outbox_database_pin_session();
 	replay.player.reached = 0;
 	if (!outbox_replay_attach(&replay.database) || replay.database == NULL || !take_place())
 		proc_exit(0);
 	before_shmem_exit(leave, (Datum) 0);
+	if (outbox_give_way_is_due(replay.database))
+	{
+		/* Another one shall look afterwards. */
+		replay.claimed = true;
+		proc_exit(0);
+	}
 	PG_TRY();
 	{
 		replay_one();

@@ -11,6 +11,8 @@
 #include "access/xact.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
+#include "postmaster/bgworker.h"
+#include "storage/pmsignal.h"
 
 #include "event.h"
 #include "replay_archive.h"
@@ -25,14 +27,19 @@ outbox_replay_is_outside(const OutboxReplayJob *job)
 	return strcmp(job->source, "archive") == 0 || strcmp(job->source, "clickhouse") == 0;
 }
 
-/* Who wants to end this process needn't wait for a file to be checked, or for a server. Signals are blocked meanwhile. */
+/*
+ * Who wants to end this process needn't wait for a file to be checked, or for a
+ * server. Signals are blocked meanwhile, or they aren't; a worker ignores the one
+ * that cancels.
+ */
 static bool
 go_on(void *arg)
 {
 	sigset_t	pending;
 
 	sigpending(&pending);
-	return !sigismember(&pending, SIGTERM) && !sigismember(&pending, SIGINT);
+	return PostmasterIsAliveInternal() && !ProcDiePending && !QueryCancelPending && !sigismember(&pending, SIGTERM) &&
+		(MyBgworkerEntry != NULL || !sigismember(&pending, SIGINT));
 }
 
 static const char *

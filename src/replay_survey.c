@@ -19,6 +19,7 @@
 #include "replay_filter.h"
 #include "replay_job.h"
 #include "url.h"
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_subject_matches);
 PG_FUNCTION_INFO_V1(outbox_subject_of);
@@ -177,7 +178,7 @@ survey_outside(ReturnSetInfo *result, const OutboxReplayJob *job)
 	{
 		while ((got = outbox_replay_outside_next(source, &row)) != OUTBOX_SOURCE_END)
 		{
-			CHECK_FOR_INTERRUPTS();
+			outbox_worker_check(0);
 			if (got == OUTBOX_SOURCE_FAILED)
 				ereport(ERROR,
 						(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),

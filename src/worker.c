@@ -4,6 +4,9 @@
  */
 #include "worker.h"
 
+#include "miscadmin.h"
+#include "storage/ipc.h"
+
 /* A worker with a database connection, of which the postmaster starts one and no other after it. */
 void
 outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char *name)
@@ -16,4 +19,22 @@ outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char
 	strlcpy(worker->bgw_function_name, function, sizeof(worker->bgw_function_name));
 	strlcpy(worker->bgw_name, name, sizeof(worker->bgw_name));
 	strlcpy(worker->bgw_type, name, sizeof(worker->bgw_type));
+}
+
+/*
+ * Instead of CHECK_FOR_INTERRUPTS() where nothing is under way: a worker that
+ * was told to end does so with this code, without a line in the log. That
+ * isn't worth a FATAL: it happens at each shutdown. In a client's session it is
+ * the same as that.
+ */
+void
+outbox_worker_check(int code)
+{
+	if (ProcDiePending && MyBgworkerEntry != NULL)
+	{
+		ereport(DEBUG1,
+				(errmsg_internal("%s ends, as it was told to", MyBgworkerEntry->bgw_type)));
+		proc_exit(code);
+	}
+	CHECK_FOR_INTERRUPTS();
 }

@@ -10,5 +10,6 @@
 #include "postmaster/bgworker.h"
 
 extern void outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char *name);
+extern void outbox_worker_check(int code);
 
 #endif /* OUTBOX_WORKER_H */

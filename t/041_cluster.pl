@@ -15,14 +15,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
-my @routes = map { PostgreSQL::Test::Cluster::get_free_port() } 0 .. 2;
-my $routes = join(', ', map { "nats-route://127.0.0.1:$_" } @routes);
-my @servers = map {
-	OutboxNats->start(
-		name => "n$_",
-		config => "cluster { name: test, listen: 127.0.0.1:$routes[$_], routes: [ $routes ] }\n"
-		  . "lame_duck_grace_period: 500ms\nlame_duck_duration: 30s")
-} 0 .. 2;
+my @servers = OutboxNats->start_cluster(3, config => "lame_duck_grace_period: 500ms\nlame_duck_duration: 30s");
 my $db = 'postgres';
 
 # A server that runs.

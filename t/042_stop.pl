@@ -33,14 +33,6 @@ outbox.retry_max_delay = 400ms
 CONF
 my $node = new_cluster('main', extra => $conf);
 
-# Whether a process runs; one that nobody has waited for doesn't.
-sub runs
-{
-	my ($pid) = @_;
-
-	return (eval { slurp_file("/proc/$pid/stat") } // ') Z') !~ /\) Z/;
-}
-
 sub stop_fast
 {
 	my ($name) = @_;

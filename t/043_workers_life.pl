@@ -23,35 +23,11 @@ restart_after_crash = on
 outbox.retry_max_delay = 1s
 outbox.connect_timeout = 60s
 CONF
-# Whether a process runs; one that nobody has waited for doesn't.
-sub runs
-{
-	my ($pid) = @_;
-
-	return (eval { slurp_file("/proc/$pid/stat") } // ') Z') !~ /\) Z/;
-}
-
-# All processes of a server but its postmaster.
-sub children
-{
-	my ($postmaster) = @_;
-
-	return grep { (eval { slurp_file("/proc/$_/stat") } // '') =~ /\) \w $postmaster / } map { m{/proc/(\d+)} } glob('/proc/[0-9]*');
-}
-
 sub worker_pids
 {
 	my ($node) = @_;
 
 	return split(/\n/, $node->safe_psql($db, q{SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'outbox %' ORDER BY backend_type}));
-}
-
-# The process id of a node's postmaster.
-sub postmaster
-{
-	my ($node) = @_;
-
-	return slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/ ? $1 : die 'no postmaster';
 }
 
 # ------------------------------------------------------- the launcher is killed

@@ -20,7 +20,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(start_load stop_load burst untouched_attempts check_stream relay_keeps_nothing_open relay_obeys
-  check_outage log_mark log_lines alter_system);
+  check_outage log_mark log_lines alter_system runs children postmaster);
 
 # Events by pgbench, from four sessions, in transactions of one event, until
 # stop_load().
@@ -195,6 +195,30 @@ sub log_lines
 	my ($node, $mark, $pattern) = @_;
 
 	return grep { $_ =~ $pattern } split(/\n/, slurp_file($node->logfile, $mark));
+}
+
+# Whether a process runs; one that nobody has waited for doesn't.
+sub runs
+{
+	my ($pid) = @_;
+
+	return (eval { slurp_file("/proc/$pid/stat") } // ') Z') !~ /\) Z/;
+}
+
+# The process id of a node's postmaster.
+sub postmaster
+{
+	my ($node) = @_;
+
+	return slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/ ? $1 : die 'no postmaster';
+}
+
+# All processes of a server but its postmaster.
+sub children
+{
+	my ($postmaster) = @_;
+
+	return grep { (eval { slurp_file("/proc/$_/stat") } // '') =~ /\) \w $postmaster / } map { m{/proc/(\d+)} } glob('/proc/[0-9]*');
 }
 
 # ALTER SYSTEM for each "name = value", and a reload.

@@ -76,6 +76,20 @@ sub start
 	return $self;
 }
 
+# Starts so many servers that are a cluster; other options are for each of them.
+sub start_cluster
+{
+	my ($class, $count, %opt) = @_;
+	my @routes = map { PostgreSQL::Test::Cluster::get_free_port() } 1 .. $count;
+	my $routes = join(', ', map { "nats-route://127.0.0.1:$_" } @routes);
+	my $more = delete $opt{config} // '';
+
+	return map {
+		$class->start(name => "n$_", %opt,
+			config => "cluster { name: test, listen: 127.0.0.1:$routes[$_], routes: [ $routes ] }\n$more")
+	} 0 .. $count - 1;
+}
+
 # Writes the configuration file from the options; changed ones may be given.
 # In force after restart(), or after reload() where nats-server can do that.
 sub write_config

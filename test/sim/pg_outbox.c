@@ -10,11 +10,13 @@
 #include "encode.h"
 #include "event.h"
 #include "event_id.h"
+#include "give_way.h"
 #include "guard.h"
 #include "log.h"
 #include "log_scan.h"
 #include "message.h"
 #include "standing.h"
+#include "worker.h"
 #include "writer.h"
 
 /* ---------- src/log_scan.c ---------- */
@@ -262,4 +264,19 @@ outbox_standing_is_armed(void)
 void
 outbox_standing_renew(void)
 {
+}
+
+/* ---------- src/give_way.c, src/worker.c ---------- */
+
+/* Nobody wants the simulated database for himself. */
+bool
+outbox_give_way_is_due(OutboxDatabase *database)
+{
+	return false;
+}
+
+void
+outbox_worker_check(int code)
+{
+	CHECK_FOR_INTERRUPTS();
 }
