@@ -62,7 +62,7 @@ uninstall-cli:
 RELEASE = outbox-$(EXTVERSION)
 dist:
 	TZ=UTC git archive --format=zip --prefix=$(RELEASE)/ -o $(RELEASE).zip HEAD
-	git archive --format=tar --prefix=$(RELEASE)/ HEAD | gzip -9n >$(RELEASE).tar.gz
+	git -c tar.umask=0022 archive --format=tar --prefix=$(RELEASE)/ HEAD | gzip -9n >$(RELEASE).tar.gz
 	sha256sum $(RELEASE).zip $(RELEASE).tar.gz
 .PHONY: dist
 
