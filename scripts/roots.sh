@@ -19,10 +19,14 @@ debian_mirror() {
 	apt-get indextargets --format "\$(REPO_URI)" 2>/dev/null | grep -m 1 '/debian/*$' || echo http://deb.debian.org/debian
 }
 
-# make_root SUITE: a minimal system in $WORK/roots/SUITE, which $ROOT_DIR then names. This
-# machine's way to the mirror (a proxy, what it thinks of dates) is also the root's.
+# Where systems stay, and are used again with what was installed in them; else they are new and go.
+ROOTS=
+
+# make_root SUITE: a minimal system, which $ROOT_DIR then names. This machine's way to
+# the mirror (a proxy, what it thinks of dates) is also the root's.
 make_root() {
-	ROOT_DIR=$WORK/roots/$1
+	ROOT_DIR=${ROOTS:-$WORK/roots}/$1
+	[ ! -e "$ROOT_DIR/etc/debian_version" ] || return 0
 	mkdir -p "$ROOT_DIR"
 	apt-config dump | grep -E '^Acquire::(https?|Check-)[^ ]* "..*' >"$WORK/apt-acquire.conf" || true
 	quietly mmdebstrap --quiet --variant=minbase --components=main \
@@ -49,11 +53,11 @@ in_root() {
 
 # The checkout as it is, without what was built in it, to /outbox of the root.
 copy_checkout_to_root() {
-	rm -rf "$WORK/src"
+	rm -rf "$WORK/src" "$ROOT_DIR/outbox"
 	copy_checkout
 	mv "$WORK/src" "$ROOT_DIR/outbox"
 }
 
 remove_root() {
-	rm -rf --one-file-system "$ROOT_DIR"
+	[ -n "$ROOTS" ] || [ "$KEEP" = 1 ] || rm -rf --one-file-system "$ROOT_DIR"
 }
