@@ -115,7 +115,7 @@ GRANT USAGE ON SCHEMA outbox TO regress_capture_owner, regress_capture_other;
 SET ROLE regress_capture_owner;
 SELECT pg_temp.attempt($$SELECT outbox.capture('capture_test.sale')$$);
 SELECT pg_temp.attempt($$SELECT outbox.rule_save('capture', 'capture_test.sale', 'x', '{"key_columns": ["id"]}')$$);
-SELECT pg_temp.attempt($$SELECT outbox.rule_save_for('postgres'::regrole, 'capture', 'capture_test.sale', 'x', '{}')$$);
+SELECT pg_temp.attempt($$SELECT outbox.rule_save_for('10'::regrole, 'capture', 'capture_test.sale', 'x', '{}')$$);
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION outbox.capture, outbox.uncapture TO regress_capture_owner, regress_capture_other;
 GRANT SELECT ON outbox.captures TO regress_capture_owner;
