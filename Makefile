@@ -1,7 +1,8 @@
-# outbox: a PGXS extension. The version is the control file's default_version.
+# outbox: a PGXS extension. The version is the control file's default_version, see scripts/set-version.
 #   make, make install, make installcheck     as with any extension
 #   make TEST_POINTS=1                        with the pause points that t/ uses
 #   make WERROR=1                             warnings are errors
+#   make dist                                 archives of the last commit
 
 EXTENSION = outbox
 EXTVERSION = $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.control)
@@ -55,7 +56,7 @@ $(CLI_OBJS): $(wildcard src/cli/*.h src/*.h)
 $(CLI_OBJS): %.o: %.c
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -DOUTBOX_VERSION='"$(EXTVERSION)"' -I$(shell $(PG_CONFIG) --includedir) -c -o $@ $<
 outbox-replay: $(CLI_OBJS) $(CLI_SHARED:%=src/%.o)
-	$(CC) $(CFLAGS) -o $@ $^ -L$(shell $(PG_CONFIG) --libdir) -lpq $(SHLIB_LINK)
+	$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) -L$(shell $(PG_CONFIG) --libdir) -lpq $(SHLIB_LINK)
 all: outbox-replay
 install: install-cli
 install-cli: outbox-replay
@@ -66,6 +67,14 @@ uninstall: uninstall-cli
 uninstall-cli:
 	rm -f '$(DESTDIR)$(bindir)/outbox-replay' '$(DESTDIR)$(mandir)/man1/outbox-replay.1'
 .PHONY: install-cli uninstall-cli
+
+# What is released: the last commit, the same bytes whoever makes it. PGXN takes the zip.
+RELEASE = outbox-$(EXTVERSION)
+dist:
+	TZ=UTC git archive --format=zip --prefix=$(RELEASE)/ -o $(RELEASE).zip HEAD
+	git -c tar.umask=0022 archive --format=tar --prefix=$(RELEASE)/ HEAD | gzip -9n >$(RELEASE).tar.gz
+	sha256sum $(RELEASE).zip $(RELEASE).tar.gz
+.PHONY: dist
 
 # TAP tests find their module in t/, and talk to NATS through a tool of ours.
 PROVE_FLAGS = -I t

@@ -119,7 +119,7 @@ SELECT outbox.unguard('thing'), outbox.unguard('thing');
 INSERT INTO thing VALUES (2);
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'thing'::regclass;
 SELECT pg_temp.attempt(format('SELECT outbox.guard(%s)', a)) FROM unnest(ARRAY['NULL', $$'thing'$$, $$'thing', aggregate_id => '{x}'$$,
-    $$'thing', aggregate_id => '{c}', event => 'x'$$, $$'thing', aggregate_id => '{c}', on_missing => 'x'$$, $$'thing', aggregate_id => '{c}', exempt_roles => '{nobody}'$$]) a;
+    $$'thing', aggregate_id => '{c}', event => 'x'$$, $$'thing', aggregate_id => '{c}', on_missing => 'x'$$, $$'thing', aggregate_id => '{c}', exempt_roles => '{regress_guard_missing}'$$]) a;
 SELECT outbox.grant_producer('regress_guard_app');
 SET ROLE regress_guard_app;
 SELECT pg_temp.attempt($$SELECT outbox.guard('capture_test.thing', aggregate_id => '{c}')$$), pg_temp.attempt($$SELECT outbox.unguard('capture_test.both_of')$$);

@@ -104,7 +104,7 @@ static bool
 would_fire(const OutboxRule *rule, OutboxOperation operation, const OutboxRowData *old, const OutboxRowData *new)
 {
 	Relation	root = table_open(rule->root, AccessShareLock);
-	char	   *name = psprintf("outbox_capture_%06" INT64_MODIFIER "d_%s", rule->id, outbox_capture_operation_name(operation));
+	char	   *name = psprintf("outbox_capture_%06lld_%s", (long long) rule->id, outbox_capture_operation_name(operation));
 	bool		result = false;
 
 	for (int i = 0; root->trigdesc != NULL && i < root->trigdesc->numtriggers; i++)

@@ -249,7 +249,7 @@ write_figures(const OutboxReplayJob *job, const OutboxReplayFigures *figures, co
 	Datum		values[9] = {UUIDPGetDatum(&job->batch_id), Int64GetDatum(figures->total), Int64GetDatum(figures->done),
 					   Int64GetDatum(figures->repeated), Int64GetDatum(figures->ahead), Int64GetDatum(figures->reached),
 					   TimestampTzGetDatum(figures->time_reached), (Datum) 0, CStringGetTextDatum(state)};
-	char		nulls[9] = "         ";
+	char		nulls[] = "         ";
 	char		query[1024];
 
 	if (figures->total < 0)
