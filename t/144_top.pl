@@ -2,8 +2,10 @@
 # sizes, what it leaves behind, the server gone and back.
 
 use strict;
+use utf8;
 use warnings;
 
+use Encode qw(decode encode);
 use IPC::Run;
 use OutboxTerminal;
 use OutboxTest;
@@ -17,7 +19,7 @@ my $node = new_cluster('main', nats => $nats, extra => "outbox.poison_policy = b
 my $bindir = $node->config_data('--bindir');
 my $top = "$bindir/outbox-top";
 
-sub ask { return $node->safe_psql($db, $_[0]) }
+sub ask { return $node->safe_psql($db, encode('UTF-8', $_[0])) }
 
 # (exit code, stdout, stderr)
 sub run_top
@@ -27,7 +29,7 @@ sub run_top
 
 	local $ENV{LC_ALL} = $ENV{LC_ALL} // 'C.UTF-8';
 	IPC::Run::run([ $top, @arguments ], '<', \'', '>', \$out, '2>', \$err, IPC::Run::timeout(120));
-	return ($? & 127 ? -($? & 127) : $? >> 8, $out, $err);
+	return ($? & 127 ? -($? & 127) : $? >> 8, decode('UTF-8', $out), $err);
 }
 
 my @there = ('-h', $node->host, '-p', $node->port);
@@ -45,7 +47,7 @@ foreach my $wrong (
 {
 	my ($code, $out, $err) = run_top(@{ $wrong->[0] });
 
-	ok($code == 1 && $out eq '' && $err =~ $wrong->[1] && $err =~ /Try "outbox-top --help"/, "wrong: @{ $wrong->[0] }") || diag("$code $out $err");
+	ok($code == 1 && $out eq '' && $err =~ $wrong->[1] && $err =~ /Try "outbox-top --help"/, "wrong: @{ $wrong->[0] }") || diag(encode('UTF-8', "$code $out $err"));
 }
 {
 	my ($code, $out, $err) = run_top('--help');
@@ -68,7 +70,7 @@ foreach my $refused (
 {
 	my ($code, $out, $err) = run_top(@{ $refused->[0] });
 
-	ok($code == 2 && $out eq '' && $err =~ $refused->[1], "exit code 2: @{ $refused->[0] }") || diag("$code $out $err");
+	ok($code == 2 && $out eq '' && $err =~ $refused->[1], "exit code 2: @{ $refused->[0] }") || diag(encode('UTF-8', "$code $out $err"));
 }
 
 # --- something to be seen: types of all kinds, dead letters that block, a payload
@@ -87,7 +89,7 @@ ok(wait_for_query($node, $db, q{SELECT (SELECT sum(published) = 322 FROM outbox.
 	ok($code == 0 && $err eq '', 'one look') || diag("$code $err");
 	like($out, qr/\Aoutbox-top  postgres  \d\d:\d\d:\d\d/, 'title');
 	like($out, qr/^CRITICAL \(and 1 more\)  aggregates_blocked  40 aggregates wait/m, 'verdict');
-	like($out, qr/^Waiting 40  in [\d.-]+\/s  out [\d.-]+\/s  failed [\d.-]+\/s  oldest \S+  in flight 0/m, 'flow');
+	like($out, qr/^Waiting \d+  in [\d.-]+\/s  out [\d.-]+\/s  failed [\d.-]+\/s  oldest \S+  in flight 0/m, 'flow');
 	like($out, qr/^Dead letters 40  blocked 40  retried 0  relays 1 of 1  nats:\S+  stream OUTBOX/m, 'trouble');
 	like($out, qr/^Commit to ack p50 \S+ p95 \S+ p99 \S+ max \S+  enqueue to commit p95 \S+  ack to settle p95 \S+$/m, 'latencies');
 	like($out, qr/^TYPE +WAITING +OLDEST +PUB\/S▼/m, 'head');
@@ -109,12 +111,12 @@ ok(wait_for_query($node, $db, q{SELECT (SELECT sum(published) = 322 FROM outbox.
 	($code, $out) = run_top(@there, '-n', 3, '-i', '0.1', '-d', "dbname=$db application_name=mine");
 	is(scalar(() = $out =~ /^outbox-top  /mg), 3, '--count');
 	my %expected = (streams => qr/^OUTBOX +0 +322 /m, subjects => qr/^outbox\.big\.\*\.too%2Ebig +0 +- +40 +\S/m,
-		relays => qr/^ *0 +active +\S+ +40 +0 /m, dead => qr/^ *\S+ +big +\d+ +too\.big +1 +0 +blocks its aggregate /m,
+		relays => qr/^ *0 +active +\S+ +\d+ +0 /m, dead => qr/^ *\S+ +big +\d+ +too\.big +1 +0 +blocks its aggregate /m,
 		blocked => qr/^big +\d+ +\S+ +1 +1 +- +blocked /m, errors => qr/^event, permanent +NATS client +0 +40 /m, health => qr/^critical +aggregates_blocked +40 aggr/m);
 	foreach my $view (sort keys %expected)
 	{
 		($code, $out, $err) = run_top(@there, '-v', $view, '-i', '0.1', $db);
-		ok($code == 0 && $out =~ $expected{$view}, "view $view") || diag("$code $out $err");
+		ok($code == 0 && $out =~ $expected{$view}, "view $view") || diag(encode('UTF-8', "$code $out $err"));
 	}
 }
 
@@ -126,7 +128,7 @@ sub screen_is
 	my ($pattern, $name) = @_;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return ok($terminal->wait_screen($pattern), $name) || diag($terminal->screen);
+	return ok($terminal->wait_screen($pattern), $name) || diag(encode('UTF-8', $terminal->screen));
 }
 
 sub start_top
@@ -140,7 +142,7 @@ sub start_top
 start_top;
 screen_is(qr/^outbox-top  postgres  [\d:]+  every 0\.5s/, 'title');
 screen_is(qr/^Published\/min, to \d+ +[▁-█ ]+\|$/m, 'bars');
-screen_is(qr/^1 Types  2 Streams  3 Subjects  4 Relays  5 Dead letters  6 Blocked  7 Errors  8 Health|^1 Types  2 Stre  3 Subj/m, 'views');
+screen_is(qr/^1 Types  2 Streams  3 Subjects  4 Relays  5 Dead  6 Blocked  7 Errors  8 Health$/m, 'views');
 screen_is(qr/^order +0 /m, 'rows');
 is($terminal->restored, '', 'a screen of its own');
 {
@@ -153,26 +155,24 @@ is($terminal->restored, '', 'a screen of its own');
 
 # sorting
 $terminal->type('<<<');
-screen_is(qr/^TYPE ?▲? .*^account.*^big.*^evil.*^order/ms, 'by another column');
+screen_is(qr/^TYPE▲ .*^account.*^big.*^evil.*^größe.*^order/ms, 'by another column');
 $terminal->type('r');
-screen_is(qr/^order.*^evil.*^big.*^account/ms, 'the other way');
+screen_is(qr/^TYPE▼ .*^order.*^größe.*^evil.*^big.*^account/ms, 'the other way');
 
 # down from a type to its subjects and dead letters, and back
-$terminal->type('down') foreach 1 .. 3;
-$terminal->type('home');
-$terminal->settle;
-$terminal->type('down') foreach 1 .. ($terminal->screen =~ /^order.*?^evil.*?^big/ms ? 2 : 0);
+$terminal->type('end');
+$terminal->type('up');
 $terminal->type('enter');
 screen_is(qr/^SUBJECT.*^outbox\.big\.\*\.too%2Ebig +0 .*^type big/ms, 'subjects of a type');
 is(scalar(grep { /^outbox\./ } $terminal->lines), 2, 'and of no other');
 $terminal->type('enter');
-screen_is(qr/^ *AGO.*too\.big.*type big.*row 1 of 40/ms, 'its dead letters');
+screen_is(qr/^ *AGO.*too\.big.*type big  row 1 of 40/ms, 'its dead letters');
 $terminal->type('end');
 screen_is(qr/row 40 of 40/, 'the last');
 $terminal->type('page_up');
 screen_is(qr/row 2\d of 40/, 'a page up');
 $terminal->type('enter');
-screen_is(qr/^event_id +[0-9a-f-]{36}$.*^last_error +NATS client/ms, 'all of one');
+screen_is(qr/^event_id +[0-9a-f-]{36}\n.*^last_error +NATS client/ms, 'all of one');
 $terminal->type('escape');
 screen_is(qr/^ *AGO/m, 'back');
 $terminal->type('escape');
@@ -212,6 +212,7 @@ $terminal->resize(60, 20);
 screen_is(qr/^outbox-top(?:.*\n){19}q quit/, 'another size');
 is(scalar($terminal->lines), 20, '20 lines');
 screen_is(qr/^TYPE.*WAITING.*PUB\/S.*PUBLISHED/m, '60 columns have the most important ones');
+screen_is(qr/^1 Types 2 Stre 3 Subj 4 Rela 5 Dead 6 Bloc 7 Erro 8 Heal$/m, 'and all views');
 $terminal->resize(25, 5);
 screen_is(qr/too small/, 'too small');
 $terminal->resize(200, 50);

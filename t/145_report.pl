@@ -94,14 +94,13 @@ is_deeply([ map { $_->[0] } sqlstates($node, $db, 'SET ROLE stranger; SELECT out
 # --- other encodings, and a server without the library
 ask(q{CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0});
 ask('CREATE EXTENSION outbox', 'latin');
-is(ask(q{SELECT outbox.html_text(chr(246) || '<')}, 'latin'), "\xc3\xb6&lt;", 'a database of another encoding');
+is(ask(q{SELECT encode(convert_to(outbox.html_text(chr(246) || '<'), 'LATIN1'), 'hex')}, 'latin'), 'f6266c743b', 'a database of another encoding');
 like(ask(q{SELECT outbox.report_html()}, 'latin'), qr/<\/html>/, 'has a report, too');
-ok(wait_published($node, $db), 'published') if 0;
 is(ask(q{SELECT outbox.html_text(E'a\x01\x7f\u0085\n<>&"''' || chr(128640))}), "a&#xFFFD;&#xFFFD;&#xFFFD;\n&lt;&gt;&amp;&quot;&#39;&#128640;", 'HTML of any text');
 is(ask(q{SELECT string_agg(outbox.html_setting('x_url', u), ' ') FROM unnest('{nats://a:b@h:1\\,tls://t@i, http://u:p@h/t?password=x, nats://h}'::text[]) u}),
 	'<code>nats://***@h:1</code> <code>tls://***@i</code> <code>http://***@h/t?***</code> <code>nats://h</code>', 'URLs are masked');
 is(ask(q{SELECT outbox.html_setting('outbox.nkey_seed_file', '/etc/x')}), '<i>set, not shown</i>', 'paths are not shown');
-is(ask(q{SELECT string_agg(outbox.html_scale(n)::text, ' ') FROM unnest('{NULL, 0, 4, 5, 10, 11, 99, 100, 101}'::float8[]) n}), '4 4 4 6 10 20 100 100 200', 'scales');
+is(ask(q{SELECT string_agg(outbox.html_scale(n)::text, ' ') FROM unnest('{NULL, 0, 4, 5, 10, 11, 99, 100, 101}'::float8[]) n}), '4 4 4 5 10 12 100 100 120', 'scales');
 
 # --- the browser
 my ($chromium) = grep { -x } map { ("$_/chromium", "$_/google-chrome") } split(/:/, $ENV{PATH});
@@ -130,7 +129,7 @@ SKIP:
 	my $text = $seen{trouble}{text};
 	foreach my $name (@hostile)
 	{
-		ok(index($text, substr($name, 0, 100)) >= 0, 'is shown as it is: ' . ($name =~ s/[^ -~]/?/gr =~ s/(.{40}).*/$1/r));
+		ok(index($text, substr($name, 0, 90)) >= 0, 'is shown as it is: ' . ($name =~ s/[^ -~]/?/gr =~ s/(.{40}).*/$1/r));
 	}
 	is($seen{trouble}{rows}{$_->[0]}, $_->[1], "$_->[0]: $_->[1] rows") foreach [ 'dead-letters', 52 ], [ 'blocked', 50 ], [ 'relays', 3 ], [ 'types', 11 ];
 	is($seen{trouble}{verdict}, 'verdict critical', 'verdict');

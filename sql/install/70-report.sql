@@ -1,7 +1,7 @@
 -- ----------------------------------------------------------------- figures
 -- What outbox-top and outbox.report_html() show beyond the views: bounded, whatever the backlog is, and without payloads.
 
--- The oldest rows above the watermark one by one, then a sample of the rest at even distances, which is made to stand for
+-- The oldest rows above the watermark one by one, then a sample of the rest, spread over all of it, which is made to stand for
 -- what the relays count as their backlog. Where there are no more than max_rows, that is all of them.
 CREATE FUNCTION outbox.report_pending(
     max_rows integer, OUT aggregate_type text, OUT event_type text, OUT subject text, OUT due_at timestamptz, OUT weight double precision)
@@ -31,7 +31,8 @@ BEGIN
     RETURN QUERY
         SELECT l.aggregate_type, l.event_type, l.subject, greatest(l.created_at, l.not_before),
                coalesce(rest::double precision / count(*) OVER (), step)
-        FROM generate_series(reached + 1, last, step) p(pos)
+        -- not at even distances: events may come in a rhythm of their own
+        FROM (SELECT g + (hashint8(g) & 2147483647) % step AS pos FROM generate_series(reached + 1, last, step) g) p
         CROSS JOIN LATERAL (SELECT x.position, x.aggregate_type, x.event_type, x.subject, x.created_at, x.not_before
                             FROM outbox.log x WHERE x.position = p.pos OFFSET 0) l
         LEFT JOIN outbox.delivery d ON d.position = l.position

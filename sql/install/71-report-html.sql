@@ -53,12 +53,12 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.html_age(timestamptz) IS 'how long ago that was';
 
--- ---- tables. A label that begins with "#" is that of a column of numbers; sorts has what to sort by where the text won't do.
+-- ---- tables. A label that begins with "#" is that of a column of numbers, one with "@" of times; sorts has the number to sort by.
 
 CREATE FUNCTION outbox.html_row(labels text[], cells text[], sorts text[]) RETURNS text LANGUAGE sql IMMUTABLE
 BEGIN ATOMIC
-    SELECT '<tr>' || string_agg(format('<td data-l="%s"%s%s>%s</td>', ltrim(l.label, '#'), CASE WHEN l.label LIKE '#%' THEN ' class="n"' END,
-                                       ' data-s="' || coalesce($3[l.i], CASE WHEN l.label LIKE '#%' THEN '-1' END) || '"',
+    SELECT '<tr>' || string_agg(format('<td data-l="%s"%s%s>%s</td>', ltrim(l.label, '#@'), CASE WHEN l.label LIKE '#%' THEN ' class="n"' END,
+                                       ' data-s="' || coalesce($3[l.i], CASE WHEN l.label ~ '^[#@]' THEN '-1' END) || '"',
                                        coalesce(nullif($2[l.i], ''), '&ndash;')), '' ORDER BY l.i) || '</tr>'
     FROM unnest($1) WITH ORDINALITY l(label, i);
 END;
@@ -68,7 +68,7 @@ CREATE FUNCTION outbox.html_table(labels text[], rows text, if_empty text) RETUR
 BEGIN ATOMIC
     SELECT CASE WHEN $2 IS NULL THEN '<p class="none">' || $3 || '</p>' ELSE
         '<table><thead><tr>' ||
-        (SELECT string_agg(format('<th%s><button>%s</button></th>', CASE WHEN l.label LIKE '#%' THEN ' class="n"' END, ltrim(l.label, '#')), '' ORDER BY l.i)
+        (SELECT string_agg(format('<th%s><button>%s</button></th>', CASE substr(l.label, 1, 1) WHEN '#' THEN ' class="n"' WHEN '@' THEN ' class="t"' END, ltrim(l.label, '#@')), '' ORDER BY l.i)
          FROM unnest($1) WITH ORDINALITY l(label, i)) ||
         '</tr></thead><tbody>' || $2 || '</tbody></table>' END;
 END;
@@ -79,6 +79,18 @@ BEGIN ATOMIC
     SELECT format('<section id="%s"><h2>%s</h2>%s%s</section>', $1, $2, '<p class="note">' || $3 || '</p>', $4);
 END;
 COMMENT ON FUNCTION outbox.html_section(text, text, text, text) IS 'a section of the page';
+
+CREATE FUNCTION outbox.html_name(text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT '<span class="name">' || outbox.html_text(left($1, 100)) || CASE WHEN length($1) > 100 THEN '&hellip;' ELSE '' END || '</span>';
+END;
+COMMENT ON FUNCTION outbox.html_name(text) IS 'a name or an id that may be long';
+
+CREATE FUNCTION outbox.html_error(text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT '<code>' || outbox.html_text(left($1, 400)) || '</code>';
+END;
+COMMENT ON FUNCTION outbox.html_error(text) IS 'the text of an error';
 
 -- ---- the sections
 
@@ -110,8 +122,9 @@ DECLARE
     f record;
     l record;
 BEGIN
+    -- a pause is not a failure
     SELECT sum(x.backlog) AS backlog, max(x.oldest_pending_age) AS oldest, sum(x.in_flight) AS in_flight, count(x.pid) AS relays,
-           count(*) FILTER (WHERE x.state = 'active') AS active
+           count(*) FILTER (WHERE x.state = 'active') AS active, count(*) FILTER (WHERE x.state = 'paused') AS paused
     INTO s FROM outbox.status() x WHERE x.database = current_database();
     SELECT * INTO t FROM outbox.trouble() x;
     SELECT sum(x.published) / 5.0 AS published, sum(x.enqueued) / 5.0 AS enqueued
@@ -127,15 +140,15 @@ BEGIN
         outbox.html_tile('Dead letters', outbox.html_number(t.dead_letters), t.retried || ' to be retried', CASE WHEN t.dead_letters > 0 THEN 'warning' END),
         outbox.html_tile('Blocked', outbox.html_number(t.blocked_aggregates), 'aggregates', CASE WHEN t.blocked_aggregates > 0 THEN 'critical' END),
         outbox.html_tile('Relays', outbox.html_number(s.active), 'active of ' || s.relays || ', ' || coalesce(s.in_flight, 0) || ' in flight',
-            CASE WHEN s.active = 0 THEN 'critical' WHEN s.active < s.relays THEN 'warning' END)) || '</dl>';
+            CASE WHEN s.active + s.paused = 0 THEN 'critical' WHEN s.active < s.relays THEN 'warning' END)) || '</dl>';
 END $$;
 COMMENT ON FUNCTION outbox.html_tiles() IS 'the figures at the top of the page';
 
--- 1, 2 or 5 times a power of ten, so that the scale has round numbers.
+-- A round number.
 CREATE FUNCTION outbox.html_scale(double precision) RETURNS double precision LANGUAGE sql IMMUTABLE
 BEGIN ATOMIC
     SELECT CASE WHEN coalesce($1, 0) <= 4 THEN 4 ELSE
-        (SELECT min(n * 10 ^ floor(log($1))) FROM unnest('{1, 2, 4, 6, 8, 10}'::double precision[]) n WHERE n * 10 ^ floor(log($1)) >= $1) END;
+        (SELECT min(n * 10 ^ floor(log($1))) FROM unnest('{1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10}'::double precision[]) n WHERE n * 10 ^ floor(log($1)) >= $1) END;
 END;
 COMMENT ON FUNCTION outbox.html_scale(double precision) IS 'where an axis ends that must reach the number';
 
@@ -201,9 +214,9 @@ BEGIN ATOMIC
     SELECT '<div class="stages">' || coalesce(string_agg(format(
         '<div class="stage"><h3>%1$s</h3><svg viewBox="0 0 %2$s 100" preserveAspectRatio="none" role="img" aria-label="Histogram of %1$s">%3$s</svg><div class="ends">%4$s</div>'
         '<dl><div><dt>p50</dt><dd>%5$s</dd></div><div><dt>p95</dt><dd>%6$s</dd></div><div><dt>p99</dt><dd>%7$s</dd></div><div><dt>max</dt><dd>%8$s</dd></div></dl>'
-        '<p class="note">%9$s samples</p></div>',
+        '<p class="note">%9$s</p></div>',
         replace(l.stage, ' to ', ' &rarr; '), p.width, p.rects, p.ticks, outbox.html_duration(l.p50_ms / 1000), outbox.html_duration(l.p95_ms / 1000),
-        outbox.html_duration(l.p99_ms / 1000), outbox.html_duration(l.max_ms / 1000), outbox.html_number(l.samples)),
+        outbox.html_duration(l.p99_ms / 1000), outbox.html_duration(l.max_ms / 1000), CASE WHEN l.samples > 0 THEN outbox.html_number(l.samples) || ' samples' ELSE 'no samples yet' END),
         '' ORDER BY array_position(ARRAY['enqueue to commit', 'commit to ack', 'ack to settle'], l.stage)), '<p class="none">Nothing is timed.</p>') || '</div>'
     FROM outbox.latency l JOIN plots p ON p.stage = l.stage;
 END;
@@ -217,7 +230,7 @@ BEGIN ATOMIC
     SELECT coalesce((SELECT '<ul class="legend">' || string_agg(format('<li class="a%s">%s</li>', i, a), '' ORDER BY i) || '</ul>'
                      FROM labels, unnest(names) WITH ORDINALITY u(a, i) WHERE EXISTS (SELECT FROM b)), '') ||
         outbox.html_table((SELECT l FROM labels),
-            (SELECT string_agg(outbox.html_row(l, ARRAY[outbox.html_text(b.aggregate_type), outbox.html_number(b.pending), outbox.html_age(b.oldest),
+            (SELECT string_agg(outbox.html_row(l, ARRAY[outbox.html_name(b.aggregate_type), outbox.html_number(b.pending), outbox.html_age(b.oldest),
                  (SELECT format('<span class="bar" style="width:%s%%">%s</span>', greatest(round(100.0 * b.pending / greatest(b.most, 1), 1), 1),
                                 string_agg(format('<i class="a%s" style="flex-grow:%s" title="%s: %s"></i>', i, n, names[i::integer], outbox.html_number(n)), '' ORDER BY i))
                   FROM unnest(b.ages) WITH ORDINALITY u(n, i) WHERE n > 0)],
@@ -229,11 +242,11 @@ COMMENT ON FUNCTION outbox.html_backlog() IS 'what waits, by type and age';
 CREATE FUNCTION outbox.html_types() RETURNS text LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT outbox.html_table(x.l,
-        (SELECT string_agg(outbox.html_row(x.l, ARRAY[outbox.html_text(t.name), outbox.html_number(t.published), pg_size_pretty(t.bytes), outbox.html_number(t.failed),
+        (SELECT string_agg(outbox.html_row(x.l, ARRAY[outbox.html_name(t.name), outbox.html_number(t.published), pg_size_pretty(t.bytes), outbox.html_number(t.failed),
                                outbox.html_number(t.dead_letters), outbox.html_time(t.last_published)],
                                ARRAY[NULL, t.published, t.bytes, t.failed, t.dead_letters, extract(epoch FROM t.last_published)]::text[]), '' ORDER BY t.published DESC, t.name)
          FROM (SELECT * FROM outbox.group_counters('t') g ORDER BY g.published DESC LIMIT 50) t), 'No event has been published since the counters began.')
-    FROM (SELECT '{Aggregate type,#Published,#Bytes,#Failed attempts,#Dead letters,#Last published}'::text[] AS l) x;
+    FROM (SELECT '{Aggregate type,#Published,#Bytes,#Failed attempts,#Dead letters,@Last published}'::text[] AS l) x;
 END;
 COMMENT ON FUNCTION outbox.html_types() IS 'counters of the aggregate types that publish most';
 
@@ -241,29 +254,30 @@ CREATE FUNCTION outbox.html_dead_letters() RETURNS text LANGUAGE sql VOLATILE SE
 BEGIN ATOMIC
     SELECT CASE WHEN NOT EXISTS (SELECT FROM outbox.dead_letters) THEN '<p class="none">There are none.</p>' ELSE
         '<h3>Reasons</h3>' || outbox.html_table(x.r,
-            (SELECT string_agg(outbox.html_row(x.r, ARRAY['<code>' || outbox.html_text(left(d.last_error, 400)) || '</code>', d.last_code::text, outbox.html_number(d.n), outbox.html_time(d.last_at)],
+            (SELECT string_agg(outbox.html_row(x.r, ARRAY[outbox.html_error(d.last_error), d.last_code::text, outbox.html_number(d.n), outbox.html_time(d.last_at)],
                                    ARRAY[NULL, d.last_code, d.n, extract(epoch FROM d.last_at)]::text[]), '' ORDER BY d.n DESC)
-             FROM (SELECT t.last_error, t.last_code, count(*) AS n, max(t.failed_at) AS last_at FROM outbox.delivery t
-                   WHERE t.state IN ('f', 'b', 'p') GROUP BY t.last_error, t.last_code ORDER BY 3 DESC LIMIT 20) d), '') ||
+             -- the same but for sizes and other numbers is one reason
+             FROM (SELECT max(t.last_error) AS last_error, t.last_code, count(*) AS n, max(t.failed_at) AS last_at FROM outbox.delivery t
+                   WHERE t.state IN ('f', 'b', 'p') GROUP BY regexp_replace(t.last_error, '[0-9]+', '0', 'g'), t.last_code ORDER BY 3 DESC LIMIT 20) d), '') ||
         '<h3>The last of them</h3>' || outbox.html_table(x.l,
-            (SELECT string_agg(outbox.html_row(x.l, ARRAY[outbox.html_time(d.failed_at), outbox.html_text(d.aggregate_type), outbox.html_text(left(d.aggregate_id, 100)), outbox.html_text(d.event_type),
+            (SELECT string_agg(outbox.html_row(x.l, ARRAY[outbox.html_time(d.failed_at), outbox.html_name(d.aggregate_type), outbox.html_name(d.aggregate_id), outbox.html_name(d.event_type),
                                    d.attempts::text, outbox.html_text(d.state), '<code>' || d.event_id || '</code>'],
                                    ARRAY[extract(epoch FROM d.failed_at), NULL, NULL, NULL, d.attempts, NULL, NULL]::text[]), '' ORDER BY d.failed_at DESC NULLS LAST)
              FROM outbox.report_dead_letters(50) d), '') END
-    FROM (SELECT '{Reason,#Code,#Events,#Last}'::text[] AS r, '{#Failed,Aggregate type,Id,Event type,#Attempts,State,Event id}'::text[] AS l) x;
+    FROM (SELECT '{Reason,#Code,#Events,@Last}'::text[] AS r, '{@Failed,Aggregate type,Id,Event type,#Attempts,State,Event id}'::text[] AS l) x;
 END;
 COMMENT ON FUNCTION outbox.html_dead_letters() IS 'dead letters, by reason and the last ones';
 
 CREATE FUNCTION outbox.html_blocked() RETURNS text LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT outbox.html_table(x.l,
-        (SELECT string_agg(outbox.html_row(x.l, ARRAY[outbox.html_text(b.aggregate_type), outbox.html_text(left(b.aggregate_id, 100)), outbox.html_age(b.since),
+        (SELECT string_agg(outbox.html_row(x.l, ARRAY[outbox.html_name(b.aggregate_type), outbox.html_name(b.aggregate_id), outbox.html_age(b.since),
                                CASE WHEN b.depth >= 10000 THEN '10,000 and more' ELSE outbox.html_number(b.depth) END, b.attempts::text,
                                format('<b class="pill %s">%s</b>', CASE b.reason WHEN 'retrying' THEN 'warning' ELSE 'critical' END, b.reason),
-                               CASE WHEN b.reason = 'retrying' THEN outbox.html_time(b.next_attempt_at) END, '<code>' || outbox.html_text(left(b.last_error, 400)) || '</code>'],
+                               CASE WHEN b.reason = 'retrying' THEN outbox.html_time(b.next_attempt_at) END, outbox.html_error(b.last_error)],
                                ARRAY[NULL, NULL, extract(epoch FROM clock_timestamp() - b.since), b.depth, b.attempts, NULL, extract(epoch FROM b.next_attempt_at), NULL]::text[]), '' ORDER BY b.since)
          FROM outbox.report_blocked(50) b), 'No aggregate waits for a failed event.')
-    FROM (SELECT '{Aggregate type,Id,#Age,#Behind it,#Attempts,State,#Next attempt,Error}'::text[] AS l) x;
+    FROM (SELECT '{Aggregate type,Id,#Age,#Behind it,#Attempts,State,@Next attempt,Error}'::text[] AS l) x;
 END;
 COMMENT ON FUNCTION outbox.html_blocked() IS 'aggregates that a failed event holds up';
 
@@ -273,19 +287,19 @@ BEGIN ATOMIC
         (SELECT string_agg(outbox.html_row(x.r, ARRAY[coalesce(s.relay::text, '&ndash;'), coalesce(s.pid::text, '&ndash;'),
                                format('<b class="pill %s">%s</b>', CASE WHEN s.state = 'active' THEN 'ok' WHEN s.state IN ('starting', 'paused') THEN 'warning' ELSE 'critical' END, outbox.html_text(s.state)),
                                outbox.html_time(s.since), outbox.html_number(s.backlog), outbox.html_number(s.in_flight), outbox.html_number(s.published), coalesce(s.slots::text, '&ndash;'),
-                               '<code>' || outbox.html_text(s.server) || '</code>', outbox.html_text(s.stream), outbox.html_text(left(s.last_error, 400))],
+                               '<code>' || outbox.html_text(s.server) || '</code>', outbox.html_name(s.stream), outbox.html_error(s.last_error)],
                                ARRAY[s.relay, s.pid, NULL, extract(epoch FROM s.since), s.backlog, s.in_flight, s.published, s.slots, NULL, NULL, NULL]::text[]), '' ORDER BY s.relay)
          FROM outbox.status() s WHERE s.database = current_database()), 'No relay serves this database.') ||
         coalesce('<h3>Streams</h3>' || outbox.html_table(x.s,
-            (SELECT string_agg(outbox.html_row(x.s, ARRAY[outbox.html_text(g.name), outbox.html_number(g.published), pg_size_pretty(g.bytes), outbox.html_number(g.failed), outbox.html_number(g.dead_letters), outbox.html_time(g.last_published)],
+            (SELECT string_agg(outbox.html_row(x.s, ARRAY[outbox.html_name(g.name), outbox.html_number(g.published), pg_size_pretty(g.bytes), outbox.html_number(g.failed), outbox.html_number(g.dead_letters), outbox.html_time(g.last_published)],
                                    ARRAY[NULL, g.published, g.bytes, g.failed, g.dead_letters, extract(epoch FROM g.last_published)]::text[]), '' ORDER BY g.published DESC)
              FROM outbox.group_counters('s') g), NULL), '') ||
         coalesce('<h3>Failed attempts</h3>' || outbox.html_table(x.e,
-            (SELECT string_agg(outbox.html_row(x.e, ARRAY[outbox.html_text(c.class), outbox.html_text(c.source), c.code::text, outbox.html_number(c.count), outbox.html_time(c.last_at), '<code>' || outbox.html_text(left(c.last_error, 400)) || '</code>'],
+            (SELECT string_agg(outbox.html_row(x.e, ARRAY[outbox.html_text(c.class), outbox.html_text(c.source), c.code::text, outbox.html_number(c.count), outbox.html_time(c.last_at), outbox.html_error(c.last_error)],
                                    ARRAY[NULL, NULL, c.code, c.count, extract(epoch FROM c.last_at), NULL]::text[]), '' ORDER BY c.count DESC)
              FROM (SELECT * FROM outbox.code_counters() t ORDER BY t.count DESC LIMIT 30) c), NULL), '')
-    FROM (SELECT '{#Relay,#Process,State,#Since,#Waiting,#In flight,#Published,#Slots,Server,Stream,Last error}'::text[] AS r,
-                 '{Stream,#Published,#Bytes,#Failed attempts,#Dead letters,#Last published}'::text[] AS s, '{Class,Source,#Code,#Attempts,#Last,Text}'::text[] AS e) x;
+    FROM (SELECT '{#Relay,#Process,State,@Since,#Waiting,#In flight,#Published,#Slots,Server,Stream,Last error}'::text[] AS r,
+                 '{Stream,#Published,#Bytes,#Failed attempts,#Dead letters,@Last published}'::text[] AS s, '{Class,Source,#Code,#Attempts,@Last,Text}'::text[] AS e) x;
 END;
 COMMENT ON FUNCTION outbox.html_relays() IS 'relays, streams, and errors by code';
 
@@ -303,7 +317,7 @@ COMMENT ON FUNCTION outbox.html_setting(text, text) IS 'the value of a setting w
 CREATE FUNCTION outbox.html_settings() RETURNS text LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT outbox.html_table(x.l,
-        (SELECT string_agg(outbox.html_row(x.l, ARRAY['<code>' || outbox.html_text(s.name) || '</code>', outbox.html_setting(s.name, current_setting(s.name)),
+        (SELECT string_agg(outbox.html_row(x.l, ARRAY['<code class="nowrap">' || outbox.html_text(s.name) || '</code>', outbox.html_setting(s.name, current_setting(s.name)),
                                outbox.html_setting(s.name, s.boot_val || coalesce(' ' || s.unit, '')), outbox.html_text(s.source), outbox.html_text(s.short_desc)],
                                NULL::text[]), '' ORDER BY s.name)
          FROM pg_settings s WHERE s.name LIKE 'outbox.%' AND s.setting IS DISTINCT FROM s.boot_val AND s.name NOT IN ('outbox.traceparent', 'outbox.tracestate')),

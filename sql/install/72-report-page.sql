@@ -32,7 +32,7 @@ pre{margin:6px 0 0;padding:8px 10px;background:var(--chip);border-radius:8px;whi
 .verdict ul{list-style:none;margin:12px 0 0;padding:0;display:grid;gap:12px}
 .verdict li{border-top:1px solid var(--line);padding-top:10px}
 .verdict li h3{margin:0;font-size:15px}.verdict li h3::first-letter{text-transform:uppercase}
-.verdict li p{margin:2px 0 0;overflow-wrap:anywhere}
+.verdict li p{margin:2px 0 0;overflow-wrap:anywhere}.verdict li p::first-letter{text-transform:uppercase}
 .remedy::before{content:"\2192\00a0";color:var(--k1);font-weight:700}
 .pill{display:inline-block;font-size:12px;font-weight:600;border-radius:999px;padding:1px 9px;white-space:nowrap;vertical-align:1px}
 .pill.ok{background:var(--ok-bg);color:var(--ok-ink)}.pill.warning{background:var(--warning-bg);color:var(--warning-ink)}.pill.critical{background:var(--critical-bg);color:var(--critical-ink)}
@@ -68,16 +68,19 @@ th[aria-sort] button{color:var(--ink)}th[aria-sort=ascending] button::after{cont
 td{padding:7px 10px 7px 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere;unicode-bidi:isolate}
 tbody tr:last-child td{border-bottom:0}
 td.n,th.n{text-align:right}td.n{font-variant-numeric:tabular-nums;overflow-wrap:normal}th.n button{text-align:right}
+td.n+td:not(.n),th.n+th:not(.n) button{padding-left:14px}
 td:last-child,th:last-child button{padding-right:0}
-#backlog td:last-child{width:45%;padding-left:14px}#backlog td .bar{margin-top:3px}
+.name{display:inline-block;min-width:9ch;max-width:30ch;overflow-wrap:anywhere}td>code{display:inline-block;min-width:14ch}time,.nowrap{white-space:nowrap}
+#backlog td:last-child{width:45%}#backlog td .bar{margin-top:3px}
 footer{color:var(--dim);font-size:13px;padding-bottom:32px}
 @media (max-width:860px){header,main,footer{padding-left:14px;padding-right:14px}section{padding:14px}
 table,tbody,tr,td,thead,th{display:block}
 thead tr{display:flex;flex-wrap:wrap;gap:6px;margin-bottom:10px}thead tr::before{content:"Sort by";color:var(--dim);font-size:12.5px;padding:3px 0}
-th,th.n{border:0}th button{background:var(--chip);border-radius:999px;padding:3px 10px;color:var(--ink)}th:last-child button{padding-right:10px}
+th,th.n{border:0}th button,th.n+th:not(.n) button{background:var(--chip);border-radius:999px;padding:3px 10px;color:var(--ink)}th:last-child button{padding-right:10px}
+.nowrap{white-space:normal}.name{max-width:100%}
 tbody{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(290px,100%),1fr));gap:10px}
 tbody tr{border:1px solid var(--line);border-radius:10px;padding:8px 12px;min-width:0}
-td,td.n{display:grid;grid-template-columns:112px minmax(0,1fr);gap:10px;border:0;padding:2px 0;text-align:left;overflow-wrap:anywhere}
+td,td.n,td.n+td:not(.n){display:grid;grid-template-columns:112px minmax(0,1fr);gap:10px;border:0;padding:2px 0;text-align:left;overflow-wrap:anywhere}
 td>*{justify-self:start;max-width:100%}
 td::before{content:attr(data-l);color:var(--dim);font-size:12.5px;padding-top:1px}
 #backlog td:last-child{width:auto;padding-left:0}#backlog td .bar{justify-self:stretch;max-width:none}}
@@ -96,7 +99,7 @@ document.querySelectorAll('table').forEach(function (table) {
   heads.forEach(function (head, i) {
     head.firstChild.addEventListener('click', function () {
       var was = head.getAttribute('aria-sort');
-      var up = was ? was === 'descending' : !head.classList.contains('n');
+      var up = was ? was === 'descending' : head.className === '';
       heads.forEach(function (other) { other.removeAttribute('aria-sort'); });
       head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
       var rows = Array.from(table.tBodies[0].rows);

@@ -253,25 +253,25 @@ add_spark(TopFrame *frame, const TopSnapshot *now)
 	top_frame_add(frame, line);
 }
 
+/* Where there is no room for all names, only the chosen one is in full. */
 static void
 add_tabs(TopFrame *frame, const TopState *state)
 {
-	Parts		parts = {.width = frame->width};
+	char		line[TOP_LINE] = "";
 	int			needed = -2;
 
 	for (int i = 0; i < TOP_VIEWS; i++)
 		needed += 4 + (int) strlen(top_views[i].title);
 	for (int i = 0; i < TOP_VIEWS; i++)
 	{
-		/* where there is no room for all names: the numbers, and the name of the one shown */
-		if ((int) state->view == i)
-			put(&parts, TOP_CHOSEN "%d %s", i + 1, top_views[i].title);
-		else if (needed <= frame->width)
-			put(&parts, "%d %s", i + 1, top_views[i].title);
-		else
-			put(&parts, "%d %.4s", i + 1, top_views[i].title);
+		bool		chosen = (int) state->view == i;
+		bool		narrow = needed > frame->width;
+		size_t		used = strlen(line);
+
+		snprintf(line + used, sizeof(line) - used, "%s%s%d %.*s%s", i == 0 ? "" : narrow ? " " : "  ", chosen ? TOP_CHOSEN : "", i + 1,
+				 narrow && !chosen ? 4 : 16, top_views[i].title, chosen ? TOP_PLAIN : "");
 	}
-	flush(frame, &parts);
+	top_frame_add(frame, line);
 }
 
 static void
@@ -333,6 +333,8 @@ add_keys(TopFrame *frame, const TopState *state)
 		top_clip(filter, cut, sizeof(cut), 30);
 		put(&parts, TOP_WARN "type %s", cut);
 	}
+	if (state->rows > state->page && !state->help && !state->details)
+		put(&parts, TOP_BOLD "row %d of %d", state->chosen + 1, state->rows);
 	put(&parts, "q quit");
 	put(&parts, "? help");
 	if (state->help || state->details || state->filter[0] != '\0')
@@ -345,8 +347,6 @@ add_keys(TopFrame *frame, const TopState *state)
 		put(&parts, "Tab view");
 		put(&parts, "+ - interval");
 	}
-	if (state->rows > state->page && !state->help)
-		put(&parts, "row %d of %d", state->chosen + 1, state->rows);
 	flush(frame, &parts);
 }
 

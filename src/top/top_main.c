@@ -317,7 +317,7 @@ handle_key(Top *top, int key)
 /* ------------------------------------------------------------------- running */
 
 static void
-draw(Top *top)
+make_frame(Top *top)
 {
 	top_screen_size(&top->frame.width, &top->frame.height);
 	if (top->frame.width < LEAST_WIDTH || top->frame.height < LEAST_HEIGHT)
@@ -327,7 +327,6 @@ draw(Top *top)
 	}
 	else
 		top_frame_make(&top->frame, &top->state, top->now, top->before);
-	top_screen_show(&top->frame);
 }
 
 static int
@@ -351,10 +350,15 @@ run_screen(Top *top)
 			resized = 0;
 			top_screen_resized();
 		}
-		draw(top);
+		make_frame(top);
+		top_screen_show(&top->frame);
 		wait_for(top, top->state.paused || top->state.details ? -1 : top->next_us, true);
 		while ((key = top_screen_key()) != TOP_KEY_NONE)
+		{
 			handle_key(top, key);
+			/* what a key means depends on what the one before has led to */
+			make_frame(top);
+		}
 		/* details are of one row of one snapshot */
 		if (!top->state.details)
 			(void) advance(top);

@@ -90,13 +90,14 @@ fit(Layout *layout, const TopRow *rows, int count, int width)
 	}
 }
 
-/* Numbers to the right, text to the left. */
+/* Appends a cell, with a gap to the one before: numbers to the right, text to the left. */
 static void
 put_cell(char *line, size_t size, const Layout *layout, int column, const char *text)
 {
 	char		cut[TOP_CELL * 2];
 	int			width = layout->widths[column];
 	size_t		used = strlen(line);
+	int			gap = top_width(line) > 0 ? GAP : 0;
 	int			blanks;
 
 	if (width == 0)
@@ -104,9 +105,9 @@ put_cell(char *line, size_t size, const Layout *layout, int column, const char *
 	top_clip(text, cut, sizeof(cut), width);
 	blanks = width - top_width(cut);
 	if (layout->view->columns[column].kind == TOP_TEXT)
-		snprintf(line + used, size - used, "%s%*s", cut, blanks + GAP, "");
+		snprintf(line + used, size - used, "%*s%s%*s", gap, "", cut, blanks, "");
 	else
-		snprintf(line + used, size - used, "%*s%s%*s", blanks, "", cut, GAP, "");
+		snprintf(line + used, size - used, "%*s%s", gap + blanks, "", cut);
 }
 
 static void

@@ -80,7 +80,7 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_DEAD] = {
-		.name = "dead", .title = "Dead letters",
+		.name = "dead", .title = "Dead",
 		.query = "SELECT event_id, " AGO("failed_at") " AS failed_ago, aggregate_type, aggregate_id, event_type, attempts, error_code, state, last_error, failed_at, created_at"
 				 " FROM outbox.report_dead_letters(200, %s)",
 		.filtered = true, .keys = 1, .sort = 0, .down = false, .drill = -1,
