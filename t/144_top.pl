@@ -188,7 +188,7 @@ foreach my $key (sort keys %head)
 	screen_is(qr/^ *$head{$key}/m, "key $key");
 }
 $terminal->type("\t");
-screen_is(qr/^TYPE +WAITING/m, 'around to the first');
+screen_is(qr/^TYPE▼ +WAITING/m, 'around to the first');
 $terminal->type('?');
 screen_is(qr/^Keys\n.*^Figures/ms, 'help');
 $terminal->type('escape');
@@ -222,7 +222,7 @@ screen_is(qr/^outbox-top(?:.*\n){23}q quit/, 'as before');
 
 # --- the server goes and comes back
 $node->stop('fast');
-screen_is(qr/^outbox-top  NO DATA.*tries again\. The figures are those of then.*^order +0 /ms, 'the server is gone, the figures stay');
+screen_is(qr/^outbox-top  NO DATA.*^It tries again; the figures are old\. connection .*^order +0 /ms, 'the server is gone, the figures stay');
 $terminal->type('4');
 $terminal->type('1');
 $node->start;
@@ -230,7 +230,8 @@ wait_relay($node, $db);
 ask(q{SELECT count(outbox.enqueue('fresh', i::text, 'e', '{}')) FROM generate_series(1, 7) i});
 screen_is(qr/\Aoutbox-top  postgres.*^fresh +0 +- .* 7 /ms, 'and back');
 $nats->stop;
-screen_is(qr/^CRITICAL.*not_connected/m, 'what outbox.health() says is told');
+$terminal->type('8');
+screen_is(qr/^critical +not_connected +relay 0/m, 'what outbox.health() says is told');
 ok(!$terminal->{overflow}, 'no line was too long');
 $terminal->type('q');
 is($terminal->finish, 0, 'q ends it');

@@ -113,7 +113,7 @@ add_health(TopFrame *frame, const TopState *state, const TopSnapshot *now)
 
 	if (state->trouble != NULL)
 	{
-		snprintf(line, sizeof(line), TOP_BAD "%s; tries again. The figures are those of then.", state->trouble);
+		snprintf(line, sizeof(line), TOP_BAD "It tries again; the figures are old. %s", state->trouble);
 		top_frame_add(frame, line);
 		return;
 	}

@@ -155,9 +155,12 @@ static void
 go_to(Top *top, TopViewId view, const char *filter)
 {
 	TopState   *state = &top->state;
+	char		chosen[sizeof(state->filter)];
 
+	/* it may be the one there is */
+	snprintf(chosen, sizeof(chosen), "%s", filter);
 	state->view = view;
-	snprintf(state->filter, sizeof(state->filter), "%s", filter);
+	strcpy(state->filter, chosen);
 	state->chosen = state->first = state->scroll = 0;
 	state->details = state->help = false;
 	top->asked_other = true;
