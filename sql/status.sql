@@ -32,6 +32,7 @@ SET ROLE regress_outbox_watcher;
 SELECT count(*) > 0 AS rows FROM outbox.health();
 SELECT count(*) > 0 AS rows FROM outbox.status();
 SELECT dead_letters FROM outbox.trouble() WHERE dead_letters < 0;
+SELECT count(*) > 30 AS readable FROM outbox.health_reasons;
 SELECT count(*) >= 0 AS readable FROM outbox.stat_relays;
 SELECT count(*) >= 0 AS readable FROM outbox.stat_streams;
 SELECT count(*) >= 0 AS readable FROM outbox.stat_aggregate_types;

@@ -16,10 +16,11 @@
 #include "archive_http.h"
 
 #include <curl/curl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "signals.h"
 
 #define CONNECT_TIMEOUT_MS 10000L
 
@@ -46,21 +47,6 @@ struct ArchiveHttp
 	char		answer[ANSWER_SIZE]; /* the beginning of it */
 	size_t		answer_length;
 };
-
-static void
-block_signals(sigset_t *before)
-{
-	sigset_t	all;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, before);
-}
-
-static void
-restore_signals(const sigset_t *before)
-{
-	pthread_sigmask(SIG_SETMASK, before, NULL);
-}
 
 /* --------------------------------------------------------------- callbacks */
 
@@ -198,10 +184,10 @@ outbox_archive_http_open(const char *url, const char *columns, ArchiveError *err
 	sigset_t	before;
 	bool		good;
 
-	block_signals(&before);
+	outbox_signals_block(&before);
 	good = http != NULL && curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK && (http->multi = curl_multi_init()) != NULL &&
 		(http->easy = curl_easy_init()) != NULL && prepare_transfer(http, url, columns);
-	restore_signals(&before);
+	outbox_signals_restore(&before);
 	if (good)
 		return http;
 	outbox_archive_complain(error, ARCHIVE_SYSTEM, 0, "could not use the URL");
@@ -216,7 +202,7 @@ outbox_archive_http_close(ArchiveHttp *http)
 
 	if (http == NULL)
 		return;
-	block_signals(&before);
+	outbox_signals_block(&before);
 	if (http->multi != NULL && http->easy != NULL)
 		curl_multi_remove_handle(http->multi, http->easy);
 	curl_easy_cleanup(http->easy);
@@ -225,7 +211,7 @@ outbox_archive_http_close(ArchiveHttp *http)
 	curl_slist_free_all(http->headers);
 	curl_free(http->password);
 	free(http);
-	restore_signals(&before);
+	outbox_signals_restore(&before);
 }
 
 /* ------------------------------------------------------------------ sending */
@@ -304,9 +290,9 @@ outbox_archive_http_step(ArchiveHttp *http, ArchiveError *error)
 	sigset_t	before;
 	ArchiveHttpState state;
 
-	block_signals(&before);
+	outbox_signals_block(&before);
 	state = step(http, error);
-	restore_signals(&before);
+	outbox_signals_restore(&before);
 	return state;
 }
 

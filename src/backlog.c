@@ -24,6 +24,9 @@
 /* A walk over all aggregates, so not in each round. */
 #define OLDEST_US INT64CONST(1000000)
 
+/* What waits for longer is late to outbox.health() when outbox.lag_warning is off, as outbox.lag_limit() says. */
+#define LAG_LIMIT_US (5 * USECS_PER_MINUTE)
+
 /* flush() looks so often; what it waits for comes in milliseconds. */
 #define FLUSH_LOOK_MS 2
 
@@ -47,8 +50,8 @@ outbox_backlog_forget(OutboxRelay *relay)
 }
 
 /*
- * Whether something waits for longer than outbox.lag_warning: shown in shared
- * memory, logged once, and once when it is over. A session shows it only.
+ * Whether something waits for too long: shown in shared memory, logged once, and
+ * once when it is over. A session, or without outbox.lag_warning, shows it only.
  */
 static void
 watch_lag(OutboxRelay *relay, int64 now, TimestampTz oldest, int64 pending)
@@ -56,8 +59,8 @@ watch_lag(OutboxRelay *relay, int64 now, TimestampTz oldest, int64 pending)
 	OutboxPlace *self = relay->self;
 	TimestampTz	since = pg_atomic_read_u64(&self->late_since);
 	TimestampTz	time = outbox_clock_timestamp(now);
-	int64		limit = outbox_lag_warning * INT64CONST(1000);
-	bool		late = outbox_lag_warning >= 0 && oldest != 0 && time - oldest > limit;
+	int64		limit = outbox_lag_warning < 0 ? LAG_LIMIT_US : outbox_lag_warning * INT64CONST(1000);
+	bool		late = oldest != 0 && time - oldest > limit;
 
 	if (late)
 	{
@@ -65,10 +68,10 @@ watch_lag(OutboxRelay *relay, int64 now, TimestampTz oldest, int64 pending)
 		late = oldest != PG_INT64_MAX && time - oldest > limit;
 	}
 	/* After a change of slots nothing is known until it is read. */
-	if (!late && (relay->more_to_read || relay->late.count > 0) && outbox_lag_warning >= 0)
+	if (!late && (relay->more_to_read || relay->late.count > 0))
 		return;
 	pg_atomic_write_u64(&self->late_since, late ? oldest : 0);
-	if (late == (since != 0) || relay->session)
+	if (late == (since != 0) || relay->session || outbox_lag_warning < 0)
 		return;
 	if (late)
 		ereport(WARNING,
@@ -231,11 +234,7 @@ outbox_flush(PG_FUNCTION_ARGS)
 	uint64		call;
 	int64		end;
 
-	if (database == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	end = pg_atomic_read_u64(&database->max_assigned);
 	call = pg_atomic_add_fetch_u64(&database->flush_calls, 1);
 	outbox_shmem_wake_relays(database);

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "broker_internal.h"
+#include "signals.h"
 
 static int64_t
 read_clock_us(clockid_t clock)
@@ -200,16 +201,14 @@ bool
 broker_thread_start(pthread_t *thread, void *(*start)(void *), void *argument)
 {
 	pthread_attr_t attributes;
-	sigset_t	all;
 	sigset_t	before;
 	int			failed;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
+	outbox_signals_block(&before);
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	failed = pthread_create(thread, &attributes, start, argument);
 	pthread_attr_destroy(&attributes);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	outbox_signals_restore(&before);
 	return failed == 0;
 }

@@ -27,6 +27,7 @@
 #include "database.h"
 #include "inbox.h"
 #include "retire.h"
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_run_cleaner);
 
@@ -270,14 +271,7 @@ outbox_cleaner_start(Oid dboid, const OutboxCleanerOrder *order)
 	BackgroundWorker worker;
 	BackgroundWorkerHandle *handle;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxCleanerMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox cleaner", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox cleaner", sizeof(worker.bgw_type));
+	outbox_worker_prepare(&worker, "OutboxCleanerMain", "outbox cleaner");
 	worker.bgw_main_arg = ObjectIdGetDatum(dboid);
 	memcpy(worker.bgw_extra, order, sizeof(*order));
 	worker.bgw_notify_pid = MyProcPid;
@@ -293,11 +287,7 @@ outbox_run_cleaner(PG_FUNCTION_ARGS)
 	OutboxCleanerOrder order = {.log = true, .on_demand = true, .before = PG_GETARG_TIMESTAMPTZ(0)};
 	BackgroundWorkerHandle *handle;
 
-	if (outbox_shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	if (!pg_strong_random(&order.run, sizeof(order.run)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),

@@ -36,6 +36,7 @@
 #include "clock.h"
 #include "complaint.h"
 #include "database.h"
+#include "signals.h"
 #include "subscriptions.h"
 
 /* The net under lost wake-ups. */
@@ -56,21 +57,6 @@ static int	failed_connections = 0;
 
 /* ------------------------------------------------------- the broker's side */
 
-static void
-block_signals(sigset_t *saved)
-{
-	sigset_t	all;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, saved);
-}
-
-static void
-restore_signals(const sigset_t *saved)
-{
-	pthread_sigmask(SIG_SETMASK, saved, NULL);
-}
-
 /* on_proc_exit, and when a connection has ended. */
 static void
 close_connection(int code, Datum arg)
@@ -80,14 +66,14 @@ close_connection(int code, Datum arg)
 
 	if (consumer.connection == NULL)
 		return;
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	alone = broker_consume_stop(consumer.connection, !proc_exit_inprogress ? 0 : PostmasterIsAlive() ? EXIT_GRACE_MS :
 																									   0);
 	consumer.connection = NULL;
 	/* A thread left inside the library must not see the process's exit handlers run. */
 	if (proc_exit_inprogress && !alone)
 		_exit(code);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 }
 
 static bool
@@ -108,9 +94,9 @@ connect_to_broker(const BrokerConsumeConfig *config)
 		.connect_timeout_ms = outbox_connect_timeout,
 	};
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	consumer.connection = broker_consume_start(&connection, config);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	return consumer.connection != NULL;
 }
 
@@ -119,9 +105,9 @@ get_status(BrokerConsumeStatus *status)
 {
 	sigset_t	saved;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	broker_consume_get_status(consumer.connection, status);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 }
 
 static BrokerReceived *
@@ -130,9 +116,9 @@ take(void)
 	sigset_t	saved;
 	BrokerReceived *received;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	received = broker_consume_take(consumer.connection);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	return received;
 }
 
@@ -253,9 +239,9 @@ take_arrived(void)
 		{
 			sigset_t	saved;
 
-			block_signals(&saved);
+			outbox_signals_block(&saved);
 			broker_consume_finish(consumer.connection, received);
-			restore_signals(&saved);
+			outbox_signals_restore(&saved);
 			continue;
 		}
 		message = consumer_queue_add(&consumer.queue, received->sequence,

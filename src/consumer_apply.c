@@ -32,6 +32,7 @@
 #include "utils/timeout.h"
 
 #include "clock.h"
+#include "signals.h"
 
 /* A transaction takes no more messages after this time. */
 #define BATCH_US INT64CONST(250000)
@@ -225,7 +226,6 @@ settle(Consumer *consumer, const Handled *item, int64 now)
 	QueuedMessage *queued = item->message;
 	pg_atomic_uint64 *const counters[] = {
 		&consumer->self->applied, &consumer->self->duplicates, &consumer->self->failures, &consumer->self->parked};
-	sigset_t	all;
 	sigset_t	saved;
 
 	pg_atomic_fetch_add_u64(counters[item->result], 1);
@@ -236,10 +236,9 @@ settle(Consumer *consumer, const Handled *item, int64 now)
 		queued->not_before = now + retry_delay(Max(queued->attempts, 1));
 		return;
 	}
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &saved);
+	outbox_signals_block(&saved);
 	broker_consume_finish(consumer->connection, queued->message);
-	pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	outbox_signals_restore(&saved);
 	consumer_queue_done(&consumer->queue, queued);
 }
 

@@ -14,23 +14,29 @@
 #include "event.h"
 #include "held.h"
 
-/* outbox.cloudevents_source, or what stands for the database. */
+/* outbox.cloudevents_source in UTF-8, or what stands for the database. Kept for good: an envelope may be older than a change of the setting. */
 static const char *
 event_source(void)
 {
-	static char *from_database = NULL;
+	static char *source = NULL;
+	static char *setting = NULL;
 
-	if (outbox_cloudevents_source[0] != '\0')
+	if (outbox_cloudevents_source[0] != '\0' && GetDatabaseEncoding() == PG_UTF8)
 		return outbox_cloudevents_source;
-	if (from_database == NULL)
+	if (source != NULL && strcmp(setting, outbox_cloudevents_source) == 0)
+		return source;
+	setting = MemoryContextStrdup(TopMemoryContext, outbox_cloudevents_source);
+	if (setting[0] != '\0')
+		source = MemoryContextStrdup(TopMemoryContext, outbox_event_utf8(setting));
+	else
 	{
 		char	   *name = get_database_name(MyDatabaseId);
-		char		source[16 + NAMEDATALEN * 4 * 3];
+		char		of_database[16 + NAMEDATALEN * 4 * 3];
 
-		outbox_envelope_source(name == NULL ? "" : outbox_event_utf8(name), source, sizeof(source));
-		from_database = MemoryContextStrdup(TopMemoryContext, source);
+		outbox_envelope_source(name == NULL ? "" : outbox_event_utf8(name), of_database, sizeof(of_database));
+		source = MemoryContextStrdup(TopMemoryContext, of_database);
 	}
-	return from_database;
+	return source;
 }
 
 /* The settings' part of an envelope; its strings live until a setting changes. Needs a transaction at first. */

@@ -42,6 +42,7 @@
 #include "ownership.h"
 #include "replay.h"
 #include "subscriptions.h"
+#include "worker.h"
 
 #define SCAN_MS 5000
 #define RESTART_BASE_US INT64CONST(500000)
@@ -230,7 +231,7 @@ complain(TimestampTz now)
 	next = now + COMPLAINT_US;
 	ereport(LOG,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-			 errmsg("could not start an outbox relay, cleaner or consumer: no background worker slot is free"),
+			 errmsg("could not start an outbox relay, cleaner, consumer or replay: no background worker slot is free"),
 			 errhint("Raise \"max_worker_processes\" and restart the server.")));
 }
 
@@ -245,14 +246,7 @@ start_relay(const Database *database, Place *place, TimestampTz now)
 	place->report = next_report;
 	pg_atomic_write_u32(&outbox_shared->reports[place->report], OUTBOX_REPORT_NONE);
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxRelayMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox relay", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox relay", sizeof(worker.bgw_type));
+	outbox_worker_prepare(&worker, "OutboxRelayMain", "outbox relay");
 	worker.bgw_main_arg = OUTBOX_RELAY_ARG(database->dboid, place - database->places, place->report);
 	worker.bgw_notify_pid = MyProcPid;
 	if (!RegisterDynamicBackgroundWorker(&worker, &place->relay))
@@ -630,13 +624,7 @@ outbox_launcher_register(void)
 {
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	outbox_worker_prepare(&worker, "OutboxLauncherMain", "outbox launcher");
 	worker.bgw_restart_time = 1;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxLauncherMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox launcher", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox launcher", sizeof(worker.bgw_type));
 	RegisterBackgroundWorker(&worker);
 }

@@ -34,11 +34,7 @@ outbox_tell_relays(PG_FUNCTION_ARGS)
 Datum
 outbox_tell_replayers(PG_FUNCTION_ARGS)
 {
-	if (outbox_shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	tells_replayers = true;
 	PG_RETURN_VOID();
 }

@@ -309,7 +309,7 @@ define_relay_settings(void)
 							   "A plain NATS message without acknowledgement; empty: none.",
 							   &outbox_dead_letter_subject, "", PGC_SUSET, 0, check_dead_letter_subject, NULL, NULL);
 	DefineCustomIntVariable("outbox.lag_warning", "Time that an event may wait before the relay logs a warning.",
-							"Also what outbox.health() calls late. An event with not_before waits from then on. -1: no warning.",
+							"Also what outbox.health() calls late. An event with not_before waits from then on. -1: no warning; 5 minutes for health().",
 							&outbox_lag_warning, 300000, -1, INT_MAX, PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.relay_memory", "Memory for events that a relay has read and not yet published.",
 							"One event more than that may be held.",

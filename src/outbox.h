@@ -296,6 +296,7 @@ typedef struct OutboxShared
 /* shmem.c; NULL when the library isn't in shared_preload_libraries. */
 extern OutboxShared *outbox_shared;
 extern void outbox_shmem_install(void);
+extern void outbox_shmem_require(void);
 extern OutboxDatabase *outbox_shmem_find(Oid dboid);
 extern OutboxDatabase *outbox_shmem_claim(Oid dboid);
 extern void outbox_shmem_free(Oid dboid);

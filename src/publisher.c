@@ -21,6 +21,7 @@
 #include "complaint.h"
 #include "encode.h"
 #include "relay.h"
+#include "signals.h"
 
 /* Time for a connection attempt under way to end when the process does. */
 #define EXIT_GRACE_MS 2500
@@ -32,21 +33,6 @@
 
 static OutboxRelay *exiting_relay = NULL;
 
-static void
-block_signals(sigset_t *saved)
-{
-	sigset_t	all;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, saved);
-}
-
-static void
-restore_signals(const sigset_t *saved)
-{
-	pthread_sigmask(SIG_SETMASK, saved, NULL);
-}
-
 /* on_proc_exit, after shared memory is detached: nothing else needs the library any more. */
 static void
 close_broker(int code, Datum arg)
@@ -55,7 +41,7 @@ close_broker(int code, Datum arg)
 
 	if (exiting_relay == NULL || exiting_relay->broker == NULL)
 		return;
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	/*
 	 * A thread left inside the library must not see the process's exit handlers
 	 * run. When the postmaster is gone, a new one must not find us still here.
@@ -63,7 +49,7 @@ close_broker(int code, Datum arg)
 	if (!broker_destroy(exiting_relay->broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0))
 		_exit(code);
 	exiting_relay->broker = NULL;
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 }
 
 /* Makes the broker and starts connecting. */
@@ -75,9 +61,9 @@ outbox_publisher_start(OutboxRelay *relay)
 	outbox_flow_reset(&relay->flow, outbox_max_in_flight);
 	exiting_relay = relay;
 	on_proc_exit(close_broker, (Datum) 0);
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	relay->broker = broker_create();
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	if (relay->broker == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
@@ -121,9 +107,9 @@ outbox_publisher_configure(OutboxRelay *relay)
 
 	if (outbox_encode_stream_subjects(outbox_subject_template, subjects, sizeof(subjects)) < 0)
 		elog(ERROR, "subject template is too long");
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	ok = broker_configure(relay->broker, &config);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	/* Other servers, another trouble. */
 	if (url == NULL || strcmp(url, outbox_nats_url) != 0)
 	{
@@ -151,9 +137,9 @@ outbox_publisher_poll(OutboxRelay *relay)
 	{
 		int64		now;
 
-		block_signals(&saved);
+		outbox_signals_block(&saved);
 		count = broker_poll(relay->broker, outcomes, OUTBOX_POLL_BATCH);
-		restore_signals(&saved);
+		outbox_signals_restore(&saved);
 		now = outbox_clock_now();
 		for (int i = 0; i < count; i++)
 			outbox_outcome_take(relay, &outcomes[i], now);
@@ -327,7 +313,7 @@ outbox_publisher_send(OutboxRelay *relay)
 		int64		now = outbox_clock_now();
 
 		result = BROKER_PUBLISH_OK;
-		block_signals(&saved);
+		outbox_signals_block(&saved);
 		broker_get_status(relay->broker, &status);
 		while (status.state == BROKER_ONLINE && may_send(relay, status.in_flight, now))
 		{
@@ -354,7 +340,7 @@ outbox_publisher_send(OutboxRelay *relay)
 				break;
 		}
 		broker_flush(relay->broker);
-		restore_signals(&saved);
+		outbox_signals_restore(&saved);
 
 		if (result == BROKER_PUBLISH_REFUSED)
 			outbox_outcome_refused(relay, event, code, text, now);
@@ -367,9 +353,9 @@ outbox_publisher_announce(OutboxRelay *relay, const char *text)
 {
 	sigset_t	saved;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	broker_announce(relay->broker, outbox_dead_letter_subject, text, (int) strlen(text));
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 }
 
 /* Lets announcements go out now, not with the next events. */
@@ -378,9 +364,9 @@ outbox_publisher_flush(OutboxRelay *relay)
 {
 	sigset_t	saved;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	broker_flush(relay->broker);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 }
 
 /* Milliseconds that the relay may sleep as far as the broker is concerned; -1: no limit. */
@@ -390,9 +376,9 @@ outbox_publisher_wait_limit(OutboxRelay *relay)
 	sigset_t	saved;
 	int			result;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	result = broker_poll_within(relay->broker);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	return result;
 }
 
@@ -559,9 +545,9 @@ outbox_publisher_report(OutboxRelay *relay)
 	bool		is_new_connection;
 	sigset_t	saved;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	broker_get_status(relay->broker, &broker);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	pg_atomic_write_u64(&relay->self->in_flight, broker.in_flight);
 
 	state = relay_state(relay, &broker);

@@ -35,6 +35,8 @@
 #include "replay.h"
 #include "replay_job.h"
 #include "replay_player.h"
+#include "signals.h"
+#include "worker.h"
 
 /* How often progress is recorded. */
 #define TELL_US INT64CONST(1000000)
@@ -105,21 +107,6 @@ static Broker *broker = NULL;
 
 /* ---------------------------------------------------------------- the broker */
 
-static void
-block_signals(sigset_t *saved)
-{
-	sigset_t	all;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, saved);
-}
-
-static void
-restore_signals(const sigset_t *saved)
-{
-	pthread_sigmask(SIG_SETMASK, saved, NULL);
-}
-
 /* on_proc_exit: a thread left inside the library must not see the exit handlers run. */
 static void
 close_broker(int code, Datum arg)
@@ -128,11 +115,11 @@ close_broker(int code, Datum arg)
 
 	if (broker == NULL)
 		return;
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	if (!broker_destroy(broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0))
 		_exit(code);
 	broker = NULL;
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 }
 
 /* With the settings' credentials only if the server is the settings' own. */
@@ -174,10 +161,10 @@ connect_target(void)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("target_prefix is too long")));
 	on_proc_exit(close_broker, (Datum) 0);
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	broker = broker_create();
 	ok = broker != NULL && broker_configure(broker, &config);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	if (!ok)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
@@ -230,10 +217,10 @@ get_figures(OutboxReplayFigures *figures)
 	BrokerStatus status = {.state = BROKER_CONNECTING};
 	sigset_t	saved;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	if (broker != NULL)
 		broker_get_status(broker, &status);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	text[0] = '\0';
 	if (player->trouble != OUTBOX_PLAYER_FINE)
 		snprintf(text, sizeof(text), "position %lld: %s", (long long) player->trouble_position, player->text);
@@ -354,7 +341,7 @@ send_events(void)
 		return -1;
 	while (sent && prepare())
 	{
-		block_signals(&saved);
+		outbox_signals_block(&saved);
 		while (sent && replay.ready_at < replay.ready_count)
 		{
 			Ready	   *ready = &replay.ready[replay.ready_at];
@@ -368,7 +355,7 @@ send_events(void)
 			}
 		}
 		broker_flush(broker);
-		restore_signals(&saved);
+		outbox_signals_restore(&saved);
 	}
 	return wait_us;
 }
@@ -407,9 +394,9 @@ is_over(int64 now)
 	BrokerStatus status;
 	sigset_t	saved;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	broker_get_status(broker, &status);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	if (outbox_player_in_flight(player) > 0)
 		return false;
 	if (replay.word == OUTBOX_REPLAY_CEASE)
@@ -451,9 +438,9 @@ wait_for_something(WaitEventSet *events, int64 wait_us)
 	int64		until = Max(replay.tell_at, now);
 	int			limit;
 
-	block_signals(&saved);
+	outbox_signals_block(&saved);
 	limit = broker_poll_within(broker);
-	restore_signals(&saved);
+	outbox_signals_restore(&saved);
 	if (replay.retry_at > now)
 		until = Min(until, replay.retry_at);
 	else if (wait_us >= 0)
@@ -487,10 +474,10 @@ run(void)
 		/* Another extension, or other settings: the next process will know. */
 		if (pg_atomic_read_u32(&replay.database->leave_calls) != replay.leave_calls)
 			return;
-		block_signals(&saved);
+		outbox_signals_block(&saved);
 		replay.player.max_window = live_traffic(now) == OUTBOX_LIVE_IDLE ? OUTBOX_PLAYER_WINDOW : LIVE_WINDOW;
 		outbox_player_poll(&replay.player, now, replay.live);
-		restore_signals(&saved);
+		outbox_signals_restore(&saved);
 		if (now >= replay.tell_at || calls != replay.replay_calls)
 		{
 			replay.replay_calls = calls;
@@ -615,14 +602,7 @@ outbox_replay_start(Oid dboid)
 {
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker.bgw_library_name, "outbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "OutboxReplayMain", sizeof(worker.bgw_function_name));
-	strlcpy(worker.bgw_name, "outbox replay", sizeof(worker.bgw_name));
-	strlcpy(worker.bgw_type, "outbox replay", sizeof(worker.bgw_type));
+	outbox_worker_prepare(&worker, "OutboxReplayMain", "outbox replay");
 	worker.bgw_main_arg = ObjectIdGetDatum(dboid);
 	return RegisterDynamicBackgroundWorker(&worker, NULL);
 }

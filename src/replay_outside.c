@@ -17,6 +17,7 @@
 #include "replay_clickhouse.h"
 #include "replay_filter.h"
 #include "replay_job.h"
+#include "signals.h"
 
 bool
 outbox_replay_is_outside(const OutboxReplayJob *job)
@@ -53,13 +54,11 @@ OutboxSourceResult
 outbox_replay_outside_next(OutboxReplaySource *source, OutboxRow *row)
 {
 	OutboxSourceResult result;
-	sigset_t	all;
 	sigset_t	saved;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &saved);
+	outbox_signals_block(&saved);
 	result = source->next(source, row);
-	pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	outbox_signals_restore(&saved);
 	return result;
 }
 

@@ -250,21 +250,24 @@ outbox_retire_seal(const OutboxRetention *retention, int child)
 
 /* ------------------------------------------------------------------ retire */
 
-/* What is to stay of a child, as an array. */
+/* What is to stay of a child, as an array; settled: how many of those are in the ledger, which goes with the rest. */
 static Datum
-read_kept(const OutboxRetention *retention, int child, int *count)
+read_kept(const OutboxRetention *retention, int child, int *count, int *settled)
 {
 	Oid			types[] = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID};
 	Datum		values[] = {Int32GetDatum(child), TimestampTzGetDatum(retention->before),
 					  TimestampTzGetDatum(retention->dead_before), Int32GetDatum(MAX_CARRIED)};
 
-	outbox_retire_run("SELECT coalesce(pg_catalog.array_agg(k), '{}'), pg_catalog.count(*)::integer FROM outbox.range_keeps($1, $2, $3, $4) k",
+	/* In one statement: what is published behind it must show. */
+	outbox_retire_run("SELECT coalesce(pg_catalog.array_agg(k), '{}'), pg_catalog.count(*)::integer,"
+					  " pg_catalog.count(outbox.settled_at(k))::integer FROM outbox.range_keeps($1, $2, $3, $4) k",
 					  lengthof(types), types, values);
 	*count = DatumGetInt32(outbox_retire_result(2, 0));
+	*settled = DatumGetInt32(outbox_retire_result(3, 0));
 	return outbox_retire_result(1, 0);
 }
 
-/* How many of those that stay are in the ledger, which goes with the rest. */
+/* That number now. */
 static int
 count_settled(Datum kept)
 {
@@ -346,9 +349,11 @@ retire_now(const OutboxRetention *retention, int child, const OutboxArchived *ar
 	if (!outbox_retire_begin(retention))
 		return false;
 	catalog = outbox_database_catalog(false);
-	if (!archived->wanted)
-		kept = read_kept(retention, child, &count);
-	settled = count_settled(kept);
+	/* Whether anything was published since the archive's plan is seen by the number of ledger rows. */
+	if (archived->wanted)
+		settled = count_settled(kept);
+	else
+		kept = read_kept(retention, child, &count, &settled);
 	if (count > 0)
 		outbox_retire_run(psprintf("INSERT INTO outbox.log_%u SELECT * FROM outbox.log_%d WHERE position = ANY ($1)",
 								   pg_atomic_read_u32(&retention->database->current_child), child),

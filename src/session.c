@@ -207,11 +207,7 @@ catch_up(void)
 static void
 check_transaction(void)
 {
-	if (outbox_shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	if (XactReadOnly || RecoveryInProgress())
 		ereport(ERROR,
 				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),

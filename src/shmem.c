@@ -203,6 +203,17 @@ find_locked(Oid dboid)
 	return NULL;
 }
 
+/* For what makes no sense without the library preloaded. */
+void
+outbox_shmem_require(void)
+{
+	if (outbox_shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
+				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+}
+
 /* The slot of a database, or NULL when it has none. */
 OutboxDatabase *
 outbox_shmem_find(Oid dboid)

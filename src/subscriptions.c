@@ -24,6 +24,7 @@
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_tell_consumers);
 PG_FUNCTION_INFO_V1(outbox_subscription_states);
@@ -46,11 +47,7 @@ Datum
 outbox_tell_consumers(PG_FUNCTION_ARGS)
 {
 	/* Without the library nobody would ever serve it; that must not go unnoticed. */
-	if (outbox_shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the library \"%s\" is not preloaded", OUTBOX_EXTENSION),
-				 errhint("Add it to \"shared_preload_libraries\" and restart the server.")));
+	outbox_shmem_require();
 	(void) outbox_database_attach(outbox_database_catalog(false));
 	if (PG_GETARG_BOOL(0))
 		tells_changes = true;
@@ -145,20 +142,6 @@ outbox_subscription_states(PG_FUNCTION_ARGS)
 
 /* -------------------------------------------------------------- the launcher */
 
-static void
-prepare_worker(BackgroundWorker *worker, const char *function, const char *name)
-{
-	memset(worker, 0, sizeof(*worker));
-	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker->bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker->bgw_library_name, "outbox", sizeof(worker->bgw_library_name));
-	strlcpy(worker->bgw_function_name, function, sizeof(worker->bgw_function_name));
-	strlcpy(worker->bgw_name, name, sizeof(worker->bgw_name));
-	strlcpy(worker->bgw_type, name, sizeof(worker->bgw_type));
-	worker->bgw_notify_pid = MyProcPid;
-}
-
 /* Whether the process has ended; then its handle is freed. */
 static bool
 has_ended(BackgroundWorkerHandle **handle)
@@ -203,7 +186,8 @@ scout(OutboxConsumers *consumers, Oid dboid, OutboxDatabase *shared, TimestampTz
 		return now + LOOK_US;
 	if (now < consumers->scout_not_before)
 		return consumers->scout_not_before;
-	prepare_worker(&worker, "OutboxScoutMain", "outbox scout");
+	outbox_worker_prepare(&worker, "OutboxScoutMain", "outbox scout");
+	worker.bgw_notify_pid = MyProcPid;
 	worker.bgw_main_arg = ObjectIdGetDatum(dboid);
 	if (!RegisterDynamicBackgroundWorker(&worker, &consumers->scout))
 	{
@@ -255,7 +239,8 @@ start(OutboxConsumerProcess *process, Oid dboid, OutboxDatabase *shared, int pla
 		return process->not_before;
 	pg_atomic_write_u32(&subscription->must_leave, 0);
 	pg_atomic_write_u32(&subscription->asked, 0);
-	prepare_worker(&worker, "OutboxConsumerMain", "outbox consumer");
+	outbox_worker_prepare(&worker, "OutboxConsumerMain", "outbox consumer");
+	worker.bgw_notify_pid = MyProcPid;
 	memcpy(worker.bgw_extra, &order, sizeof(order));
 	if (!RegisterDynamicBackgroundWorker(&worker, &process->handle))
 	{

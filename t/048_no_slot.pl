@@ -21,7 +21,7 @@ log_statement = none
 restart_after_crash = on
 outbox.retry_max_delay = 1s
 CONF
-my $no_slot = qr/could not start an outbox relay or cleaner: no background worker slot is free/;
+my $no_slot = qr/could not start an outbox relay, cleaner, consumer or replay: no background worker slot is free/;
 
 sub worker_pids
 {

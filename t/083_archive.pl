@@ -55,23 +55,7 @@ sub check_bytes
 
 # ------------------------------------------------------------- payloads of B02
 
-my @json = ('9007199254740993', '12345678901234567890', '1.10', '1E2', '-0', '1e400', '{"b":1,"a":2,"b":3}', "  \n{\"\$type\":\"x\",\"a\":1}",
-	'"str"', 'null', '[]', '{}', "{\"k\": \"\\u00e9 \\u2028 \\ud83d\\ude00 \\\" \\\\\"}");
-my $n = 0;
-$node->safe_psql($db, join('', map { $n++; "SELECT outbox.enqueue('j', 'a', 'j$n', \$x\$$_\$x\$); SELECT outbox.enqueue_text('t', 'a', 't$n', \$x\$$_\$x\$);\n" } @json));
-$node->safe_psql(
-	$db, q{
-	SELECT outbox.enqueue('j', 'a', 'deep', (repeat('[', 6000) || repeat(']', 6000))::jsonb);
-	SELECT outbox.enqueue_text('t', 'a', 'million', repeat('é', 400000));
-	SELECT outbox.enqueue_text('t', 'a', 'empty', '');
-	SELECT outbox.enqueue_text('t', 'a', 'bom', E'\uFEFF{} \u2028\u2029 \U0001F600');
-	SELECT outbox.enqueue_text('t', 'a', 'controls', string_agg(chr(i), '' ORDER BY i)) FROM generate_series(1, 300) i;
-	SELECT outbox.enqueue_bytes('x', 'a', 'empty', '');
-	SELECT outbox.enqueue_bytes('x', 'a', 'b' || i, decode(repeat('00ff0a0d', i) || repeat('7f', i % 3), 'hex')) FROM generate_series(1, 9) i;
-	SELECT outbox.enqueue_bytes('x', 'a', 'all', string_agg(set_byte('\x00', 0, i), '' ORDER BY i)) FROM generate_series(0, 255) i;
-	SELECT outbox.enqueue('é "\' || E'\t', 'a/b 😀', 'order.placed', '{}', headers => '{"a": "b", "q": "say \"x\" \\\\ é"}', subject => 'outbox.own',
-		event_id => '00000000-0000-4000-8000-000000000001', occurred_at => '0001-01-02 03:04:05.000006+00', priority => -7, not_before => '2000-01-01 00:00:00+00',
-		content_type => 'text/x', dataschema => 'https://example.com/s?a=1', aggregate_version => 9223372036854775807)});
+enqueue_all_kinds($node, $db);
 ok(wait_all_published($node, $db), 'published');
 my $expected = $node->safe_psql($db, q{SELECT position, event_id, to_char(published_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
 	to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') FROM outbox.events ORDER BY position});

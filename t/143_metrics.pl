@@ -80,7 +80,9 @@ sub ask
 $node->safe_psql($db, q{CREATE ROLE watcher LOGIN; GRANT pg_monitor TO watcher});
 $node->safe_psql($db, q{SELECT outbox.enqueue('order', i::text, 'placed', '{}') FROM generate_series(1, 50) i});
 $node->safe_psql($db, q{SELECT outbox.enqueue_text('big', '1', 'x', repeat('x', 9000))});
+$node->safe_psql($db, q{CREATE FUNCTION handle(m outbox.message) RETURNS void BEGIN ATOMIC SELECT; END; SELECT outbox.subscribe('OUTBOX', 'metrics', 'public.handle')});
 ok(wait_published($node, $db), 'published');
+ok(wait_for_query($node, $db, 'SELECT applied = 50 FROM outbox.subscriptions'), 'and handled');
 
 my $host = $node->host;
 $ENV{DATA_SOURCE_NAME} = "user=watcher host=$host port=" . $node->port . " dbname=$db sslmode=disable";
@@ -104,6 +106,7 @@ foreach my $line (split(/\n/, $yaml))
 	like($name, $2 eq 'COUNTER' ? qr/_total$/ : qr/^(?!.*_total$)/, 'and is named as a ' . lc($2));
 }
 like($metrics, qr/^outbox_stream_published_events_total\{.*stream="OUTBOX".*\} 50$/m, 'what was published is counted');
+like($metrics, qr/^outbox_subscription_applied_messages_total\{.*durable="metrics".*\} 50$/m, 'and handled');
 like($metrics, qr/^outbox_aggregate_type_dead_letters_total\{aggregate_type="big".*\} 1$/m, 'and what was refused');
 like($metrics, qr/^outbox_latency_seconds_count\{.*stage="ack_to_settle"\} 50$/m, 'and timed');
 unlike(slurp_file("$dir/exporter.log"), qr/level=error.*outbox/, 'no query failed');

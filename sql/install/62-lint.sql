@@ -18,7 +18,11 @@ COMMENT ON VIEW outbox.lint_functions IS 'part of outbox.lint(): functions of us
 
 -- Captures and guards whose settings no longer fit.
 CREATE FUNCTION outbox.lint_rules(OUT object text, OUT problem text, OUT reason text, OUT remedy text, OUT severity text)
-RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF record LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    -- outbox.health() calls it often: planning takes ten times as long as running it
+    RETURN QUERY
     WITH rules AS (
         SELECT 'capture' AS kind, s.id, s.target, s.name, s.key_columns,
                s.key_columns || s.changed_columns || s.columns || s.except_columns || s.header_columns || s.subject_column || s.version_column AS columns, c.state
@@ -71,8 +75,20 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     SELECT s.target::text, 'exempt role "' || e.role || '" does not exist', 'The exemption is for nobody.',
            'Call outbox.guard() again.', 'info'
     FROM outbox.guard_settings s CROSS JOIN LATERAL unnest(s.exempt_roles) e (role) WHERE to_regrole(quote_ident(e.role)) IS NULL
-$$;
-COMMENT ON FUNCTION outbox.lint_rules() IS 'part of outbox.lint(): captures and guards that no longer fit their tables';
+    UNION ALL
+    -- of a partition only: of the table itself outbox.captures tells
+    SELECT DISTINCT t.relid::text, 'triggers of ' || s.target || ' are disabled in this partition', 'Its changes make no events.',
+           'ALTER TABLE ' || t.relid || ' ENABLE TRIGGER ..., for each trigger outbox_*.', 'error'
+    FROM outbox.capture_settings s JOIN pg_class c ON c.oid = s.target AND c.relkind = 'p' CROSS JOIN LATERAL outbox.rule_tables(s.target) t (relid)
+    WHERE t.relid <> s.target
+      AND EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.relid AND g.tgenabled = 'D' AND starts_with(g.tgname, 'outbox_'))
+    UNION ALL
+    SELECT c.oid::regclass::text, 'has triggers or row-level security', 'Events are written directly, so enqueueing is refused.',
+           'Remove them.', 'error'
+    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid));
+END $$;
+COMMENT ON FUNCTION outbox.lint_rules() IS
+'part of outbox.lint(): captures and guards that no longer fit their tables, and what has enqueueing refused; outbox.health() tells of its errors';
 
 -- What keeps a change from becoming an event.
 CREATE FUNCTION outbox.lint_tables(OUT object text, OUT problem text, OUT reason text, OUT remedy text, OUT severity text)
@@ -99,16 +115,6 @@ RETURNS SETOF record LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp A
     SELECT t.relid::text, 'trigger "' || g.tgname || '" is disabled', 'What it did for the row, it doesn''t do any more; events tell what is stored.',
            'ALTER TABLE ' || t.relid || ' ENABLE TRIGGER ' || quote_ident(g.tgname) || ', or drop it.', 'info'
     FROM tables t JOIN pg_trigger g ON g.tgrelid = t.relid AND NOT g.tgisinternal AND g.tgenabled = 'D' AND NOT starts_with(g.tgname, 'outbox_')
-    UNION ALL
-    -- of a partition only: of the table itself outbox.captures tells
-    SELECT t.relid::text, 'triggers of ' || t.target || ' are disabled in this partition', 'Its changes make no events.',
-           'ALTER TABLE ' || t.relid || ' ENABLE TRIGGER ..., for each trigger outbox_*.', 'error'
-    FROM tables t WHERE t.relid <> t.target
-      AND EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.relid AND g.tgenabled = 'D' AND starts_with(g.tgname, 'outbox_'))
-    UNION ALL
-    SELECT c.oid::regclass::text, 'has triggers or row-level security', 'Events are written directly, so enqueueing is refused.',
-           'Remove them.', 'error'
-    FROM pg_class c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relname ~ '^log_[0-7]$' AND (c.relrowsecurity OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid))
     UNION ALL
     SELECT 'publication ' || quote_ident(p.pubname), 'replicates tables of schema outbox',
            'The positions of one server mean nothing on another, whose relay may publish the events again.',

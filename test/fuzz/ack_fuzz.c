@@ -274,12 +274,7 @@ take_error_member(Json *json, Expected *expected, const char *key)
 	else if (strcmp(key, "err_code") == 0)
 		expected->reply.error_code = (int) take_number(json, INT32_MAX);
 	else if (strcmp(key, "code") == 0)
-	{
-		int			code = (int) take_number(json, INT32_MAX);
-
-		if (expected->reply.error_code == 0)
-			expected->reply.error_code = code;
-	}
+		expected->reply.status = (int) take_number(json, INT32_MAX);
 	else
 		skip_value(json, 0);
 }
@@ -340,7 +335,8 @@ check(const char *bytes, size_t size)
 	}
 	if (reply.kind == ACK_ERROR)
 	{
-		property(reply.error_code == expected.reply.error_code);
+		property(reply.status == expected.reply.status);
+		property(reply.error_code == (expected.reply.error_code != 0 ? expected.reply.error_code : expected.reply.status));
 		property(memchr(reply.description, '\0', sizeof(reply.description)) != NULL);
 		property(strncmp(reply.description, expected.description, sizeof(reply.description) - 1) == 0);
 	}

@@ -139,7 +139,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.html_header() IS 'the head of the page: which database, when, which versions';
 
-CREATE FUNCTION outbox.report_html() RETURNS text LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
+CREATE FUNCTION outbox.report_html() RETURNS text LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off SET lock_timeout = '10s'
 BEGIN ATOMIC
     SELECT concat('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">',
         '<meta http-equiv="Content-Security-Policy" content="default-src ''none''; style-src ''unsafe-inline''; script-src ''sha256-',

@@ -1,0 +1,14 @@
+/*
+ * worker.h
+ *	  What all background workers of the extension have in common.
+ */
+#ifndef OUTBOX_WORKER_H
+#define OUTBOX_WORKER_H
+
+#include "postgres.h"
+
+#include "postmaster/bgworker.h"
+
+extern void outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char *name);
+
+#endif /* OUTBOX_WORKER_H */
