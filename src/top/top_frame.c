@@ -149,7 +149,9 @@ add_flow(TopFrame *frame, const TopSnapshot *now, const TopSnapshot *before)
 			strcpy(number, "-");
 		else
 			top_rate(rate, number, sizeof(number));
-		put(&parts, "%s " "%s%s" TOP_PLAIN "/s", names[i], i == 2 && rate > 0 ? TOP_WARN : TOP_BOLD, number);
+		put(&parts, "%s "
+					"%s%s" TOP_PLAIN "/s",
+			names[i], i == 2 && rate > 0 ? TOP_WARN : TOP_BOLD, number);
 	}
 	if (backlog > 0)
 	{
@@ -178,7 +180,9 @@ add_trouble(TopFrame *frame, const TopSnapshot *now)
 	put(&parts, "blocked %s%s", blocked > 0 ? TOP_BAD : TOP_BOLD, number);
 	top_number(top_double(now, TOP_SUMMARY, 0, 12), number, sizeof(number));
 	put(&parts, "retried " TOP_BOLD "%s", number);
-	put(&parts, "relays %s%.0f of %.0f", active < 1 ? TOP_BAD : active < relays ? TOP_WARN : TOP_BOLD, active, relays);
+	put(&parts, "relays %s%.0f of %.0f", active < 1 ? TOP_BAD : active < relays ? TOP_WARN :
+																				  TOP_BOLD,
+		active, relays);
 	if (top_value(now, TOP_SUMMARY, 0, 8) != NULL)
 	{
 		top_clean(top_value(now, TOP_SUMMARY, 0, 8), server, sizeof(server));
@@ -268,7 +272,9 @@ add_tabs(TopFrame *frame, const TopState *state)
 		bool		narrow = needed > frame->width;
 		size_t		used = strlen(line);
 
-		snprintf(line + used, sizeof(line) - used, "%s%s%d %.*s%s", i == 0 ? "" : narrow ? " " : "  ", chosen ? TOP_CHOSEN : "", i + 1,
+		snprintf(line + used, sizeof(line) - used, "%s%s%d %.*s%s", i == 0 ? "" : narrow ? " " :
+																						   "  ",
+				 chosen ? TOP_CHOSEN : "", i + 1,
 				 narrow && !chosen ? 4 : 16, top_views[i].title, chosen ? TOP_PLAIN : "");
 	}
 	top_frame_add(frame, line);

@@ -239,17 +239,17 @@ top_link_work(TopLink *link)
 				start_connecting(link);
 			break;
 		case LINK_CONNECTING:
-			{
-				short		events;
-				struct pollfd ready = {.fd = top_link_fd(link, &events)};
+		{
+			short events;
+			struct pollfd ready = {.fd = top_link_fd(link, &events)};
 
-				ready.events = events;
-				if (poll(&ready, 1, 0) > 0)
-					go_on_connecting(link);
-				else if (late)
-					go_down(link, "no connection in time");
-				break;
-			}
+			ready.events = events;
+			if (poll(&ready, 1, 0) > 0)
+				go_on_connecting(link);
+			else if (late)
+				go_down(link, "no connection in time");
+			break;
+		}
 		case LINK_IDLE:
 			/* what comes unasked is the connection's end */
 			if (PQconsumeInput(link->connection) == 0)

@@ -121,8 +121,8 @@ add_head(TopFrame *frame, const TopState *state, const Layout *layout)
 
 		snprintf(title, sizeof(title), "%s%s", layout->view->columns[i].title,
 				 i != state->sort[state->view] ? "" : top_utf8 ? state->down[state->view] ? "\xE2\x96\xBC" : "\xE2\x96\xB2" :
-				 state->down[state->view] ? "v" :
-											"^");
+					 state->down[state->view]				   ? "v" :
+																 "^");
 		put_cell(line, sizeof(line), layout, i, title);
 	}
 	top_frame_add(frame, line);

@@ -13,11 +13,15 @@
 
 const TopView top_views[TOP_VIEWS] = {
 	[TOP_TYPES] = {
-		.name = "types", .title = "Types",
+		.name = "types",
+		.title = "Types",
 		.query = "SELECT coalesce(t.aggregate_type, b.aggregate_type) AS aggregate_type, coalesce(b.pending, 0) AS waiting, " AGO("b.oldest") " AS oldest,"
-				 " t.published, t.bytes, t.failed, t.dead_letters, " AGO("t.last_published") " AS last_published"
-				 " FROM outbox.stat_aggregate_types t FULL JOIN outbox.report_backlog(500) b ON b.aggregate_type = t.aggregate_type",
-		.keys = 1, .sort = 3, .down = true, .drill = TOP_SUBJECTS,
+																																			  " t.published, t.bytes, t.failed, t.dead_letters, " AGO("t.last_published") " AS last_published"
+																																																						  " FROM outbox.stat_aggregate_types t FULL JOIN outbox.report_backlog(500) b ON b.aggregate_type = t.aggregate_type",
+		.keys = 1,
+		.sort = 3,
+		.down = true,
+		.drill = TOP_SUBJECTS,
 		.columns = {
 			{"TYPE", 0, TOP_TEXT, 12, 0},
 			{"WAITING", 1, TOP_COUNT, 0, 1},
@@ -32,9 +36,13 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_STREAMS] = {
-		.name = "streams", .title = "Streams",
+		.name = "streams",
+		.title = "Streams",
 		.query = "SELECT stream, published, bytes, failed, dead_letters, " AGO("last_published") " AS last_published FROM outbox.stat_streams",
-		.keys = 1, .sort = 1, .down = true, .drill = -1,
+		.keys = 1,
+		.sort = 1,
+		.down = true,
+		.drill = -1,
 		.columns = {
 			{"STREAM", 0, TOP_TEXT, 12, 0},
 			{"PUB/S", 1, TOP_RATE, 0, 1},
@@ -48,9 +56,14 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_SUBJECTS] = {
-		.name = "subjects", .title = "Subjects",
+		.name = "subjects",
+		.title = "Subjects",
 		.query = "SELECT subject, aggregate_type, pending AS waiting, " AGO("oldest") " AS oldest, dead_letters, last_error FROM outbox.report_subjects(500, %s)",
-		.filtered = true, .keys = 2, .sort = 1, .down = true, .drill = TOP_DEAD,
+		.filtered = true,
+		.keys = 2,
+		.sort = 1,
+		.down = true,
+		.drill = TOP_DEAD,
 		.columns = {
 			{"SUBJECT", 0, TOP_TEXT, 20, 0},
 			{"WAITING", 2, TOP_COUNT, 0, 1},
@@ -60,11 +73,15 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_RELAYS] = {
-		.name = "relays", .title = "Relays",
+		.name = "relays",
+		.title = "Relays",
 		.query = "SELECT s.relay, s.pid, s.state, " AGO("s.since") " AS since, s.backlog, s.in_flight, c.published, c.failed, s.slots, c.connects,"
-				 " s.server, s.stream, s.last_error, c.settles, c.batches"
-				 " FROM outbox.status() s LEFT JOIN outbox.stat_relays c ON c.relay = s.relay WHERE s.database = pg_catalog.current_database()",
-		.keys = 2, .sort = 0, .down = false, .drill = -1,
+																   " s.server, s.stream, s.last_error, c.settles, c.batches"
+																   " FROM outbox.status() s LEFT JOIN outbox.stat_relays c ON c.relay = s.relay WHERE s.database = pg_catalog.current_database()",
+		.keys = 2,
+		.sort = 0,
+		.down = false,
+		.drill = -1,
 		.columns = {
 			{"RELAY", 0, TOP_COUNT, 0, 0},
 			{"STATE", 2, TOP_TEXT, 12, 0},
@@ -80,10 +97,15 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_DEAD] = {
-		.name = "dead", .title = "Dead",
+		.name = "dead",
+		.title = "Dead",
 		.query = "SELECT event_id, " AGO("failed_at") " AS failed_ago, aggregate_type, aggregate_id, event_type, attempts, error_code, state, last_error, failed_at, created_at"
-				 " FROM outbox.report_dead_letters(200, %s)",
-		.filtered = true, .keys = 1, .sort = 0, .down = false, .drill = -1,
+													  " FROM outbox.report_dead_letters(200, %s)",
+		.filtered = true,
+		.keys = 1,
+		.sort = 0,
+		.down = false,
+		.drill = -1,
 		.columns = {
 			{"AGO", 1, TOP_AGE, 0, 0},
 			{"TYPE", 2, TOP_TEXT, 8, 0},
@@ -96,10 +118,15 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_BLOCKED] = {
-		.name = "blocked", .title = "Blocked",
+		.name = "blocked",
+		.title = "Blocked",
 		.query = "SELECT aggregate_type, aggregate_id, " AGO("since") " AS age, depth, attempts, -" AGO("next_attempt_at") " AS next_attempt_in, reason, error_code, last_error, head_event_id"
-				 " FROM outbox.report_blocked(200, %s)",
-		.filtered = true, .keys = 2, .sort = 2, .down = true, .drill = -1,
+																														   " FROM outbox.report_blocked(200, %s)",
+		.filtered = true,
+		.keys = 2,
+		.sort = 2,
+		.down = true,
+		.drill = -1,
 		.columns = {
 			{"TYPE", 0, TOP_TEXT, 8, 0},
 			{"ID", 1, TOP_TEXT, 8, 1},
@@ -113,9 +140,13 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_ERRORS] = {
-		.name = "errors", .title = "Errors",
+		.name = "errors",
+		.title = "Errors",
 		.query = "SELECT class, source, code, count, " AGO("last_at") " AS last, last_error FROM outbox.stat_errors",
-		.keys = 3, .sort = 3, .down = true, .drill = -1,
+		.keys = 3,
+		.sort = 3,
+		.down = true,
+		.drill = -1,
 		.columns = {
 			{"CLASS", 0, TOP_TEXT, 10, 0},
 			{"SOURCE", 1, TOP_TEXT, 9, 3},
@@ -127,9 +158,13 @@ const TopView top_views[TOP_VIEWS] = {
 		},
 	},
 	[TOP_HEALTH] = {
-		.name = "health", .title = "Health",
+		.name = "health",
+		.title = "Health",
 		.query = "SELECT verdict, reason, detail, remedy FROM outbox.health()",
-		.keys = 3, .sort = 0, .down = false, .drill = -1,
+		.keys = 3,
+		.sort = 0,
+		.down = false,
+		.drill = -1,
 		.columns = {
 			{"VERDICT", 0, TOP_TEXT, 8, 0},
 			{"REASON", 1, TOP_TEXT, 12, 0},
