@@ -9,15 +9,13 @@
 
 #include "top.h"
 
-#define AGO(column) "extract(epoch FROM pg_catalog.clock_timestamp() - " column ")"
-
 const TopView top_views[TOP_VIEWS] = {
 	[TOP_TYPES] = {
 		.name = "types",
 		.title = "Types",
-		.query = "SELECT coalesce(t.aggregate_type, b.aggregate_type) AS aggregate_type, coalesce(b.pending, 0) AS waiting, " AGO("b.oldest") " AS oldest,"
-																																			  " t.published, t.bytes, t.failed, t.dead_letters, " AGO("t.last_published") " AS last_published"
-																																																						  " FROM outbox.stat_aggregate_types t FULL JOIN outbox.report_backlog(500) b ON b.aggregate_type = t.aggregate_type",
+		.query = "SELECT coalesce(t.aggregate_type, b.aggregate_type) AS aggregate_type, coalesce(b.pending, 0) AS waiting, extract(epoch FROM pg_catalog.clock_timestamp() - b.oldest) AS oldest,"
+				 " t.published, t.bytes, t.failed, t.dead_letters, extract(epoch FROM pg_catalog.clock_timestamp() - t.last_published) AS last_published"
+				 " FROM outbox.stat_aggregate_types t FULL JOIN outbox.report_backlog(500) b ON b.aggregate_type = t.aggregate_type",
 		.keys = 1,
 		.sort = 3,
 		.down = true,
@@ -38,7 +36,7 @@ const TopView top_views[TOP_VIEWS] = {
 	[TOP_STREAMS] = {
 		.name = "streams",
 		.title = "Streams",
-		.query = "SELECT stream, published, bytes, failed, dead_letters, " AGO("last_published") " AS last_published FROM outbox.stat_streams",
+		.query = "SELECT stream, published, bytes, failed, dead_letters, extract(epoch FROM pg_catalog.clock_timestamp() - last_published) AS last_published FROM outbox.stat_streams",
 		.keys = 1,
 		.sort = 1,
 		.down = true,
@@ -58,7 +56,7 @@ const TopView top_views[TOP_VIEWS] = {
 	[TOP_SUBJECTS] = {
 		.name = "subjects",
 		.title = "Subjects",
-		.query = "SELECT subject, aggregate_type, pending AS waiting, " AGO("oldest") " AS oldest, dead_letters, last_error FROM outbox.report_subjects(500, %s)",
+		.query = "SELECT subject, aggregate_type, pending AS waiting, extract(epoch FROM pg_catalog.clock_timestamp() - oldest) AS oldest, dead_letters, last_error FROM outbox.report_subjects(500, %s)",
 		.filtered = true,
 		.keys = 2,
 		.sort = 1,
@@ -75,9 +73,9 @@ const TopView top_views[TOP_VIEWS] = {
 	[TOP_RELAYS] = {
 		.name = "relays",
 		.title = "Relays",
-		.query = "SELECT s.relay, s.pid, s.state, " AGO("s.since") " AS since, s.backlog, s.in_flight, c.published, c.failed, s.slots, c.connects,"
-																   " s.server, s.stream, s.last_error, c.settles, c.batches"
-																   " FROM outbox.status() s LEFT JOIN outbox.stat_relays c ON c.relay = s.relay WHERE s.database = pg_catalog.current_database()",
+		.query = "SELECT s.relay, s.pid, s.state, extract(epoch FROM pg_catalog.clock_timestamp() - s.since) AS since, s.backlog, s.in_flight, c.published, c.failed, s.slots, c.connects,"
+				 " s.server, s.stream, s.last_error, c.settles, c.batches"
+				 " FROM outbox.status() s LEFT JOIN outbox.stat_relays c ON c.relay = s.relay WHERE s.database = pg_catalog.current_database()",
 		.keys = 2,
 		.sort = 0,
 		.down = false,
@@ -99,8 +97,8 @@ const TopView top_views[TOP_VIEWS] = {
 	[TOP_DEAD] = {
 		.name = "dead",
 		.title = "Dead",
-		.query = "SELECT event_id, " AGO("failed_at") " AS failed_ago, aggregate_type, aggregate_id, event_type, attempts, error_code, state, last_error, failed_at, created_at"
-													  " FROM outbox.report_dead_letters(200, %s)",
+		.query = "SELECT event_id, extract(epoch FROM pg_catalog.clock_timestamp() - failed_at) AS failed_ago, aggregate_type, aggregate_id, event_type, attempts, error_code, state, last_error, failed_at, created_at"
+				 " FROM outbox.report_dead_letters(200, %s)",
 		.filtered = true,
 		.keys = 1,
 		.sort = 0,
@@ -120,8 +118,8 @@ const TopView top_views[TOP_VIEWS] = {
 	[TOP_BLOCKED] = {
 		.name = "blocked",
 		.title = "Blocked",
-		.query = "SELECT aggregate_type, aggregate_id, " AGO("since") " AS age, depth, attempts, -" AGO("next_attempt_at") " AS next_attempt_in, reason, error_code, last_error, head_event_id"
-																														   " FROM outbox.report_blocked(200, %s)",
+		.query = "SELECT aggregate_type, aggregate_id, extract(epoch FROM pg_catalog.clock_timestamp() - since) AS age, depth, attempts, -extract(epoch FROM pg_catalog.clock_timestamp() - next_attempt_at) AS next_attempt_in, reason, error_code, last_error, head_event_id"
+				 " FROM outbox.report_blocked(200, %s)",
 		.filtered = true,
 		.keys = 2,
 		.sort = 2,
@@ -142,7 +140,7 @@ const TopView top_views[TOP_VIEWS] = {
 	[TOP_ERRORS] = {
 		.name = "errors",
 		.title = "Errors",
-		.query = "SELECT class, source, code, count, " AGO("last_at") " AS last, last_error FROM outbox.stat_errors",
+		.query = "SELECT class, source, code, count, extract(epoch FROM pg_catalog.clock_timestamp() - last_at) AS last, last_error FROM outbox.stat_errors",
 		.keys = 3,
 		.sort = 3,
 		.down = true,
