@@ -6,6 +6,7 @@
 #include "outbox.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "common/hashfn.h"
@@ -22,6 +23,7 @@
 #include "database.h"
 #include "encode.h"
 #include "event.h"
+#include "event_id.h"
 #include "feed.h"
 #include "guard.h"
 #include "log.h"
@@ -113,9 +115,9 @@ describe_key(void *arg, int index)
 /*
  * Locks the aggregates of all events, and the event_ids that the caller gave,
  * so that of two transactions with the same event_id the second sees what the
- * first did. Sorted and distinct.
+ * first did. Sorted and distinct. Whether any event_id was given.
  */
-static void
+static bool
 lock_keys(int count, OutboxNameEvent name_event, void *arg)
 {
 	Key		   *keys = palloc_extended(sizeof(Key) * count * 2, MCXT_ALLOC_HUGE);
@@ -123,6 +125,7 @@ lock_keys(int count, OutboxNameEvent name_event, void *arg)
 	KeyContext	context = {keys, name_event, arg};
 	int			key_count = 0;
 	int			distinct = 0;
+	bool		ids = false;
 
 	for (int i = 0; i < count; i++)
 	{
@@ -132,6 +135,7 @@ lock_keys(int count, OutboxNameEvent name_event, void *arg)
 		keys[key_count++] = (Key) {aggregate_hash(name.aggregate_type, name.aggregate_type_len,
 												  name.aggregate_id, name.aggregate_id_len),
 								   i, false};
+		ids |= name.event_id != NULL;
 		if (name.event_id != NULL)
 			keys[key_count++] = (Key) {hash_bytes_extended(name.event_id->data, UUID_LEN, HASH_SEED_EVENT_ID), i, true};
 	}
@@ -147,26 +151,43 @@ lock_keys(int count, OutboxNameEvent name_event, void *arg)
 	outbox_aggregate_lock_acquire(values, distinct, describe_key, &context);
 	pfree(values);
 	pfree(keys);
+	return ids;
 }
 
+/* Whether a row that the index finds by the key has the event_id. */
 static bool
-child_has_event_id(const OutboxCatalog *catalog, int child, const pg_uuid_t *event_id)
+finds_event_id(Oid log_oid, Oid index_oid, ScanKey key, const pg_uuid_t *event_id)
 {
-	Relation	log = table_open(catalog->log[child], NoLock);
-	Relation	index = index_open(catalog->log_event[child], AccessShareLock);
+	Relation	log = table_open(log_oid, NoLock);
+	Relation	index = index_open(index_oid, AccessShareLock);
 	SnapshotData dirty;
-	ScanKeyData key;
 	SysScanDesc scan;
-	bool		exists;
+	HeapTuple	tuple;
+	bool		found = false;
+	bool		isnull;
 
 	InitDirtySnapshot(dirty);
-	ScanKeyInit(&key, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
-	scan = systable_beginscan_ordered(log, index, &dirty, 1, &key);
-	exists = systable_getnext_ordered(scan, ForwardScanDirection) != NULL;
+	scan = systable_beginscan_ordered(log, index, &dirty, 1, key);
+	while (!found && (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
+		found = memcmp(DatumGetUUIDP(heap_getattr(tuple, LOG_EVENT_ID, RelationGetDescr(log), &isnull))->data, event_id->data, UUID_LEN) == 0;
 	systable_endscan_ordered(scan);
 	index_close(index, AccessShareLock);
 	table_close(log, NoLock);
-	return exists;
+	return found;
+}
+
+/* position: where the event is if the id is one of ours. */
+static bool
+child_has_event_id(const OutboxCatalog *catalog, int child, const pg_uuid_t *event_id, int64 position)
+{
+	ScanKeyData	by_id;
+	ScanKeyData	by_position;
+
+	ScanKeyInit(&by_id, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
+	if (finds_event_id(catalog->log[child], catalog->log_event[child], &by_id, event_id))
+		return true;
+	ScanKeyInit(&by_position, LOG_POSITION, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(position));
+	return position != 0 && finds_event_id(catalog->log[child], catalog->log_position[child], &by_position, event_id);
 }
 
 /*
@@ -181,7 +202,12 @@ event_id_exists(const OutboxCatalog *catalog, OutboxDatabase *database, const pg
 {
 	uint32		used = outbox_ring_used(database);
 	uint32		locked = 0;
+	int64		position = outbox_event_id_position(catalog, event_id);
 	bool		exists = false;
+
+	/* Most ids that others made tell one that nobody has drawn yet. */
+	if (database != NULL && position > (int64) pg_atomic_read_u64(&database->max_assigned))
+		position = 0;
 
 	for (int child = 0; child < OUTBOX_CHILDREN; child++)
 	{
@@ -199,7 +225,7 @@ event_id_exists(const OutboxCatalog *catalog, OutboxDatabase *database, const pg
 	{
 		if ((locked & 1U << child) == 0)
 			continue;
-		exists = exists || child_has_event_id(catalog, child, event_id);
+		exists = exists || child_has_event_id(catalog, child, event_id, position);
 		UnlockRelationOid(catalog->log[child], AccessShareLock);
 	}
 	return exists;
@@ -233,6 +259,7 @@ insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
 	values[LOG_CREATED_AT - 1] = TimestampTzGetDatum(event->created_at);
 	values[LOG_PRIORITY - 1] = Int16GetDatum(event->priority);
 	values[LOG_PAYLOAD_KIND - 1] = CharGetDatum(event->payload_kind);
+	values[LOG_ID_GIVEN - 1] = BoolGetDatum(event->event_id_given);
 	values[LOG_PAYLOAD - 1] = PointerGetDatum(event->payload);
 	set_optional(values, nulls, LOG_NOT_BEFORE, event->not_before_given, TimestampTzGetDatum(event->not_before));
 	set_optional(values, nulls, LOG_AGGREGATE_VERSION, event->aggregate_version_given,
@@ -246,24 +273,6 @@ insert_row(OutboxWriter *writer, const OutboxNewEvent *event)
 	set_text(values, nulls, LOG_DATASCHEMA, event->dataschema);
 	set_text(values, nulls, LOG_HEADERS, event->headers_text);
 	outbox_writer_insert(writer, values, nulls);
-}
-
-/* Random bytes are drawn for many ids at once: what a draw costs, 8,000 instructions, hardly depends on its size. */
-static void
-make_event_id(OutboxNewEvent *event)
-{
-	static uint8 pool[64][10];
-	static int	left = 0;
-
-	if (left == 0)
-	{
-		if (!pg_strong_random(pool, sizeof(pool)))
-			ereport(ERROR,
-					(errcode(ERRCODE_INTERNAL_ERROR),
-					 errmsg("could not generate a random event_id")));
-		left = lengthof(pool);
-	}
-	outbox_encode_uuid7(outbox_unix_us(event->created_at), pool[--left], event->event_id.data);
 }
 
 static void
@@ -288,6 +297,8 @@ OutboxAppend *
 outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnConflict on_conflict)
 {
 	OutboxAppend *append = palloc(sizeof(OutboxAppend));
+	bool		ids;
+	int			child;
 
 	PreventCommandIfReadOnly("outbox.enqueue()");
 	PreventCommandIfParallelMode("outbox.enqueue()");
@@ -299,10 +310,11 @@ outbox_append_begin(int count, OutboxNameEvent name_event, void *arg, OutboxOnCo
 	outbox_backlog_check(append->database);
 
 	(void) GetTopTransactionId();
-	lock_keys(count, name_event, arg);
+	ids = lock_keys(count, name_event, arg);
 	if (append->database != NULL)
 		outbox_feed_announce(append->database);
-	outbox_writer_open(&append->writer, append->catalog->log[outbox_ring_choose(append->database, append->catalog)]);
+	child = outbox_ring_choose(append->database, append->catalog);
+	outbox_writer_open(&append->writer, append->catalog->log[child], ids ? InvalidOid : append->catalog->log_event[child]);
 	return append;
 }
 
@@ -337,12 +349,12 @@ outbox_append_event(OutboxAppend *append, OutboxNewEvent *event)
 		event->occurred_at = event->created_at;
 	event->agg_hash = outbox_append_hash(event->aggregate_type, event->aggregate_id);
 	outbox_guard_note_event(event->agg_hash);
-	if (!event->event_id_given)
-		make_event_id(event);
-	else if (is_repeated(append, event))
+	if (event->event_id_given && is_repeated(append, event))
 		return;
 
 	event->position = outbox_feed_next_position(append->database, append->catalog->sequence);
+	if (!event->event_id_given)
+		outbox_event_id_make(append->catalog, event->created_at, event->position, &event->event_id);
 	event->follows = append->database == NULL ? 0 : outbox_aggregate_lock_note_position(event->agg_hash, event->position);
 	insert_row(&append->writer, event);
 }

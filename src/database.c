@@ -89,6 +89,7 @@ outbox_database_catalog(bool missing_ok)
 				 errmsg("extension \"%s\" is not installed in this database", OUTBOX_EXTENSION),
 				 errhint("Run CREATE EXTENSION %s.", OUTBOX_EXTENSION)));
 	}
+	catalog.id_key = relation_named(schema, "id_key", 0);
 	for (int i = 0; i < OUTBOX_CHILDREN; i++)
 	{
 		catalog.log[i] = relation_named(schema, "log_%d", i);

@@ -11,9 +11,10 @@
 typedef struct OutboxCatalog
 {
 	Oid			sequence;
+	Oid			id_key;			/* the sequence that has the key of event_ids */
 	Oid			log[OUTBOX_CHILDREN];
 	Oid			log_position[OUTBOX_CHILDREN];	/* unique index on (position) */
-	Oid			log_event[OUTBOX_CHILDREN]; /* unique index on (event_id) */
+	Oid			log_event[OUTBOX_CHILDREN]; /* unique index on (event_id), of rows whose id was given */
 	Oid			log_aggregate[OUTBOX_CHILDREN]; /* index on (agg_hash, position) */
 	Oid			ledger[OUTBOX_CHILDREN];
 	Oid			ledger_bucket[OUTBOX_CHILDREN]; /* index on (bucket) */

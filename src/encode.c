@@ -601,6 +601,41 @@ outbox_encode_uuid7(int64_t unix_us, const uint8_t *random10, uint8_t *uuid)
 	uuid[8] = (uint8_t) (0x80 | (uuid[8] & 0x3f));
 }
 
+/* An odd number has an inverse modulo any power of two; each step doubles the bits that are right. */
+static uint64_t
+inverse(uint64_t odd)
+{
+	uint64_t	result = odd;
+
+	for (int bits = 3; bits < 64; bits *= 2)
+		result *= 2 - odd * result;
+	return result;
+}
+
+void
+outbox_encode_event_id(int64_t unix_us, const uint8_t *random4, int64_t position, uint64_t key, uint8_t *uuid)
+{
+	uint64_t	low = ((uint64_t) position * (2 * key + 1)) % (uint64_t) OUTBOX_ID_POSITIONS;
+	uint8_t		rest[10] = {random4[0], random4[1]};
+
+	low |= ((uint64_t) random4[2] << 54) | ((uint64_t) random4[3] << 46);
+	for (int i = 0; i < 8; i++)
+		rest[2 + i] = (uint8_t) (low >> (56 - 8 * i));
+	outbox_encode_uuid7(unix_us, rest, uuid);
+}
+
+int64_t
+outbox_encode_id_position(const uint8_t *uuid, uint64_t key)
+{
+	uint64_t	low = 0;
+
+	if (uuid[6] >> 4 != 7)
+		return 0;
+	for (int i = 8; i < 16; i++)
+		low = low << 8 | uuid[i];
+	return (int64_t) (low * inverse(2 * key + 1) % (uint64_t) OUTBOX_ID_POSITIONS);
+}
+
 void
 outbox_encode_uuid(const uint8_t *uuid, char *out)
 {

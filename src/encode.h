@@ -66,6 +66,16 @@ extern void outbox_encode_time(int64_t unix_us, char *out);
 /* A version 7 UUID (RFC 9562) from a time and 10 random bytes; uuid has 16 bytes. */
 extern void outbox_encode_uuid7(int64_t unix_us, const uint8_t *random10, uint8_t *uuid);
 
+/*
+ * A version 7 UUID from a time, 28 random bits (of 4 bytes) and a position, which it can be asked for. key makes the
+ * ids of one database differ from those of another. Positions from OUTBOX_ID_POSITIONS on aren't found again.
+ */
+#define OUTBOX_ID_POSITIONS (INT64_C(1) << 46)
+extern void outbox_encode_event_id(int64_t unix_us, const uint8_t *random4, int64_t position, uint64_t key, uint8_t *uuid);
+
+/* The position that such an id was made with; of any other UUID, a number that means nothing; 0: of no version 7. */
+extern int64_t outbox_encode_id_position(const uint8_t *uuid, uint64_t key);
+
 /* Canonical lower-case text of a UUID, 36 characters and NUL. */
 extern void outbox_encode_uuid(const uint8_t *uuid, char *out);
 

@@ -141,7 +141,7 @@ write_ledger(OutboxRelay *relay, TimestampTz now)
 			if (home != -1)
 				outbox_writer_close(&writer);
 			home = entry->home;
-			outbox_writer_open(&writer, catalog->ledger[outbox_home_child(home)]);
+			outbox_writer_open(&writer, catalog->ledger[outbox_home_child(home)], InvalidOid);
 		}
 		insert_ledger_row(relay, &writer, entry, next - first, now);
 	}

@@ -11,9 +11,11 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/index.h"
 #include "executor/executor.h"
 #include "executor/tuptable.h"
 
@@ -34,16 +36,43 @@ check_plain(Relation relation)
 				 errhint("Remove them from the tables of schema \"outbox\".")));
 }
 
-/* Opens a table for inserts in the current transaction; everything is palloc'd in the current context. */
+/* As ExecOpenIndices() does, but for one. */
+static void
+open_indexes(OutboxWriter *writer, Oid except)
+{
+	ResultRelInfo *result = writer->result;
+	List	   *indexes = RelationGetIndexList(writer->relation);
+	ListCell   *cell;
+
+	result->ri_NumIndices = 0;
+	result->ri_IndexRelationDescs = palloc(sizeof(Relation) * (list_length(indexes) + 1));
+	result->ri_IndexRelationInfo = palloc(sizeof(IndexInfo *) * (list_length(indexes) + 1));
+	foreach(cell, indexes)
+	{
+		Relation	index;
+
+		if (lfirst_oid(cell) == except)
+			continue;
+		index = index_open(lfirst_oid(cell), RowExclusiveLock);
+		result->ri_IndexRelationDescs[result->ri_NumIndices] = index;
+		result->ri_IndexRelationInfo[result->ri_NumIndices++] = BuildIndexInfo(index);
+	}
+	list_free(indexes);
+}
+
+/*
+ * Opens a table for inserts in the current transaction; everything is palloc'd in the current context. No row will
+ * belong into except_index, a partial one (or InvalidOid): that one is left alone.
+ */
 void
-outbox_writer_open(OutboxWriter *writer, Oid relid)
+outbox_writer_open(OutboxWriter *writer, Oid relid, Oid except_index)
 {
 	writer->relation = table_open(relid, RowExclusiveLock);
 	check_plain(writer->relation);
 	writer->estate = CreateExecutorState();
 	writer->result = makeNode(ResultRelInfo);
 	InitResultRelInfo(writer->result, writer->relation, 0, NULL, 0);
-	ExecOpenIndices(writer->result, false);
+	open_indexes(writer, except_index);
 	writer->row_count = 0;
 	writer->row_bytes = 0;
 	writer->slot_count = 0;
@@ -105,14 +134,15 @@ outbox_writer_flush(OutboxWriter *writer)
 	writer->row_bytes = 0;
 }
 
-/* Flushes, and closes what open opened; the table's lock is kept to the end of the transaction. */
+/* Flushes, and closes what open opened; the locks are kept to the end of the transaction. */
 void
 outbox_writer_close(OutboxWriter *writer)
 {
 	outbox_writer_flush(writer);
 	for (int i = 0; i < writer->slot_count; i++)
 		ExecDropSingleTupleTableSlot(writer->slots[i]);
-	ExecCloseIndices(writer->result);
+	for (int i = 0; i < writer->result->ri_NumIndices; i++)
+		index_close(writer->result->ri_IndexRelationDescs[i], NoLock);
 	FreeExecutorState(writer->estate);
 	table_close(writer->relation, NoLock);
 }

@@ -22,7 +22,7 @@ typedef struct OutboxWriter
 	TupleTableSlot *slots[OUTBOX_WRITER_ROWS];
 } OutboxWriter;
 
-extern void outbox_writer_open(OutboxWriter *writer, Oid relid);
+extern void outbox_writer_open(OutboxWriter *writer, Oid relid, Oid except_index);
 extern void outbox_writer_insert(OutboxWriter *writer, const Datum *values, const bool *nulls);
 extern void outbox_writer_flush(OutboxWriter *writer);
 extern void outbox_writer_close(OutboxWriter *writer);

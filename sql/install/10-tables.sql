@@ -8,6 +8,11 @@
 CREATE SEQUENCE outbox.position AS bigint CACHE 1;
 COMMENT ON SEQUENCE outbox.position IS 'places of events in the log; numbers of rolled-back transactions are never used';
 
+-- What the event_ids of this database are made with: a number by chance, so that no two databases make the same ones.
+CREATE SEQUENCE outbox.id_key AS bigint;
+SELECT pg_catalog.setval('outbox.id_key', 1 + (('x' || pg_catalog.left(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 11))::bit(44))::bigint);
+COMMENT ON SEQUENCE outbox.id_key IS 'a number by chance that never changes; event_ids are made with it';
+
 -- The log holds every event, in append-only children; this parent never holds a row.
 CREATE TABLE outbox.log (
     position          bigint      NOT NULL,
@@ -20,6 +25,7 @@ CREATE TABLE outbox.log (
     follows           bigint,                -- position of the same transaction's event before it in this aggregate
     priority          smallint    NOT NULL,
     payload_kind      "char"      NOT NULL,  -- j: jsonb, t: text, x: bytea
+    id_given          boolean     NOT NULL,  -- event_id is the caller's; ours tell their position (src/event_id.c)
     aggregate_type    text        NOT NULL,
     aggregate_id      text        NOT NULL,
     event_type        text        NOT NULL,
@@ -64,7 +70,7 @@ BEGIN
             EXECUTE pg_catalog.format('ALTER TABLE outbox.log_%s ALTER payload SET COMPRESSION lz4', i);
         END IF;
         EXECUTE pg_catalog.format('CREATE UNIQUE INDEX log_%1$s_position ON outbox.log_%1$s (position)', i);
-        EXECUTE pg_catalog.format('CREATE UNIQUE INDEX log_%1$s_event ON outbox.log_%1$s (event_id)', i);
+        EXECUTE pg_catalog.format('CREATE UNIQUE INDEX log_%1$s_event ON outbox.log_%1$s (event_id) WHERE id_given', i);
         EXECUTE pg_catalog.format('CREATE INDEX log_%1$s_aggregate ON outbox.log_%1$s (agg_hash, position)', i);
         EXECUTE pg_catalog.format('CREATE INDEX log_%1$s_created ON outbox.log_%1$s USING brin (created_at)', i);
 
@@ -169,6 +175,7 @@ BEGIN
     END LOOP;
 END $$;
 SELECT pg_catalog.pg_extension_config_dump('outbox.position', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.id_key', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.ring', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.delivery', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.watermark', '');

@@ -61,6 +61,18 @@ CREATE FUNCTION outbox.aggregate_hash(aggregate_type text, aggregate_id text)
 RETURNS bigint LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_aggregate_hash';
 COMMENT ON FUNCTION outbox.aggregate_hash(text, text) IS 'the agg_hash of an aggregate''s events, by which they are indexed';
 
+CREATE FUNCTION outbox.position_in(event_id uuid) RETURNS bigint LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'outbox_position_in';
+COMMENT ON FUNCTION outbox.position_in(uuid) IS 'the position that an event_id of this database tells; any number for others';
+
+CREATE FUNCTION outbox.position_of(event_id uuid) RETURNS bigint
+LANGUAGE sql STABLE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT l.position FROM outbox.log l WHERE l.position = (SELECT outbox.position_in($1)) AND l.event_id = $1
+    UNION ALL
+    SELECT l.position FROM outbox.log l WHERE l.event_id = $1 AND l.id_given
+    LIMIT 1
+$$;
+COMMENT ON FUNCTION outbox.position_of(uuid) IS 'the position of an event by its event_id, by index; NULL: there is none';
+
 -- ------------------------------------------------------------------ view
 
 -- One scan of the log, so that ORDER BY position LIMIT n stays an index scan;

@@ -46,7 +46,7 @@ BEGIN
     END IF;
     RETURN QUERY
         SELECT d.position FROM outbox.dead_letters d
-        WHERE (event_id IS NULL OR d.event_id = event_id)
+        WHERE (event_id IS NULL OR d.position = (SELECT outbox.position_of(event_id)))
           AND (aggregate_type IS NULL OR d.aggregate_type = aggregate_type)
           AND (aggregate_id IS NULL OR d.aggregate_id = aggregate_id)
           AND (event_type IS NULL OR d.event_type = event_type)
@@ -139,7 +139,7 @@ BEGIN
         INSERT INTO outbox.request (kind, agg_hash, position, reason)
         SELECT 'x', l.agg_hash, l.position, reason
         FROM outbox.log l LEFT JOIN outbox.delivery d ON d.position = l.position
-        WHERE l.event_id = event_id AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
+        WHERE l.position = (SELECT outbox.position_of(event_id)) AND (aggregate_type IS NULL OR l.aggregate_type = aggregate_type)
           AND (aggregate_id IS NULL OR l.aggregate_id = aggregate_id) AND (event_type IS NULL OR l.event_type = event_type)
           AND num_nonnulls(error_code, failed_after, failed_before) = 0
           AND (d.state = 'r' OR d.position IS NULL AND outbox.settled_at(l.position) IS NULL

@@ -1,6 +1,6 @@
 /*
  * pg_outbox.c
- *	  Stands in for src/log_scan.c, src/held.c, src/encode.c and src/writer.c,
+ *	  Stands in for src/log_scan.c, src/held.c, src/encode.c, src/event_id.c and src/writer.c,
  *	  which know the layout of real rows and messages, and for src/guard.c.
  */
 #include "table.h"
@@ -9,6 +9,7 @@
 
 #include "encode.h"
 #include "event.h"
+#include "event_id.h"
 #include "guard.h"
 #include "log.h"
 #include "log_scan.h"
@@ -137,16 +138,24 @@ outbox_encode_stream_subjects(const char *template, char *out, size_t size)
 	return 0;
 }
 
+/* ---------- src/event_id.c ---------- */
+
 void
-outbox_encode_uuid7(int64_t unix_us, const uint8_t *random, uint8_t *uuid)
+outbox_event_id_make(const OutboxCatalog *catalog, TimestampTz created_at, int64 position, pg_uuid_t *id)
 {
-	memset(uuid, 0, 16);
+	memset(id, 0, sizeof(*id));
+}
+
+int64
+outbox_event_id_position(const OutboxCatalog *catalog, const pg_uuid_t *id)
+{
+	return 0;
 }
 
 /* ---------- src/writer.c ---------- */
 
 void
-outbox_writer_open(OutboxWriter *writer, Oid relid)
+outbox_writer_open(OutboxWriter *writer, Oid relid, Oid except_index)
 {
 	sim_maybe_pass();
 	writer->relation = sim_relation(relid);

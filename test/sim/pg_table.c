@@ -51,6 +51,8 @@ get_relname_relid(const char *relname, Oid relnamespace)
 
 	if (strcmp(relname, "position") == 0)
 		return SIM_SEQUENCE;
+	if (strcmp(relname, "id_key") == 0)
+		return OID_ID_KEY;
 	if (strcmp(relname, "ring") == 0)
 		return OID_RING;
 	if (strcmp(relname, "delivery") == 0)

@@ -616,6 +616,32 @@ test_uuid(void)
 }
 
 static void
+test_event_id(void)
+{
+	static const uint8_t random[4] = {0xff, 0xee, 0xdd, 0xcc};
+	static const int64_t positions[] = {1, 2, 1000000007, OUTBOX_ID_POSITIONS - 1};
+	static const uint64_t keys[] = {0, 1, UINT64_C(0xfffffffffff), UINT64_MAX};
+	uint8_t		uuid[16];
+	char		text[37];
+	int			wrong = 0;
+
+	outbox_encode_event_id(INT64_C(1645557742000) * 1000, random, 5, 0, uuid);
+	outbox_encode_uuid(uuid, text);
+	check_text(text, "017f22e2-79b0-7fee-b773-000000000005", "an event_id");
+	for (int i = 0; i < 16; i++)
+	{
+		outbox_encode_event_id(1, random, positions[i % 4], keys[i / 4], uuid);
+		wrong += outbox_encode_id_position(uuid, keys[i / 4]) != positions[i % 4];
+		wrong += uuid[6] != 0x7f || uuid[7] != 0xee || uuid[8] >> 6 != 2;
+	}
+	ok(wrong == 0, "event_ids tell their position (%d wrong)", wrong);
+	outbox_encode_event_id(1, random, OUTBOX_ID_POSITIONS + 3, 7, uuid);
+	ok(outbox_encode_id_position(uuid, 7) == 3, "a position that doesn't fit is cut");
+	uuid[6] = 0x4f;
+	ok(outbox_encode_id_position(uuid, 7) == 0, "a random UUID tells none");
+}
+
+static void
 test_uuid_order(void)
 {
 	uint8_t		previous[16] = {0};
@@ -657,6 +683,7 @@ main(void)
 	test_time();
 	test_time_every_day();
 	test_uuid();
+	test_event_id();
 	test_uuid_order();
 	return unit_done();
 }
