@@ -29,7 +29,7 @@ PG_CFLAGS += -Werror
 endif
 SHLIB_LINK = -lnats -lcrypto -lcurl -lz -lzstd -lpthread
 
-EXTRA_CLEAN = outbox-replay $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
+EXTRA_CLEAN = outbox-replay outbox-top $(patsubst %.c,%.o,$(wildcard src/cli/*.c src/top/*.c))
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
@@ -53,19 +53,28 @@ CLI_SHARED = archive_file archive_manifest attributes buffer encode envelope jso
 	$(patsubst src/%.c,%,$(wildcard src/broker*.c))
 CLI_OBJS = $(patsubst %.c,%.o,$(wildcard src/cli/*.c))
 $(CLI_OBJS): $(wildcard src/cli/*.h src/*.h)
-$(CLI_OBJS): %.o: %.c
+
+# The command outbox-top: a client of the views, on a terminal.
+TOP_OBJS = $(patsubst %.c,%.o,$(wildcard src/top/*.c))
+$(TOP_OBJS): $(wildcard src/top/*.h src/cli/*.h)
+
+$(CLI_OBJS) $(TOP_OBJS): %.o: %.c
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -DOUTBOX_VERSION='"$(EXTVERSION)"' -I$(shell $(PG_CONFIG) --includedir) -c -o $@ $<
 outbox-replay: $(CLI_OBJS) $(CLI_SHARED:%=src/%.o)
 	$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) -L$(shell $(PG_CONFIG) --libdir) -lpq $(SHLIB_LINK)
-all: outbox-replay
+outbox-top: $(TOP_OBJS) src/cli/cli_common.o
+	$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) -L$(shell $(PG_CONFIG) --libdir) -lpq -lncursesw -lm
+
+COMMANDS = outbox-replay outbox-top
+all: $(COMMANDS)
 install: install-cli
-install-cli: outbox-replay
+install-cli: $(COMMANDS)
 	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(DESTDIR)$(mandir)/man1'
-	$(INSTALL_PROGRAM) outbox-replay '$(DESTDIR)$(bindir)/outbox-replay'
-	$(INSTALL_DATA) docs/man/outbox-replay.1 '$(DESTDIR)$(mandir)/man1/outbox-replay.1'
+	$(INSTALL_PROGRAM) $(COMMANDS) '$(DESTDIR)$(bindir)'
+	$(INSTALL_DATA) $(COMMANDS:%=docs/man/%.1) '$(DESTDIR)$(mandir)/man1'
 uninstall: uninstall-cli
 uninstall-cli:
-	rm -f '$(DESTDIR)$(bindir)/outbox-replay' '$(DESTDIR)$(mandir)/man1/outbox-replay.1'
+	rm -f $(COMMANDS:%='$(DESTDIR)$(bindir)/%') $(COMMANDS:%='$(DESTDIR)$(mandir)/man1/%.1')
 .PHONY: install-cli uninstall-cli
 
 # What is released: the last commit, the same bytes whoever makes it. PGXN takes the zip.

@@ -202,6 +202,7 @@ prepare_packages() {
 	need zlib1g-dev /usr/include/zlib.h
 	need libzstd-dev /usr/include/zstd.h
 	need libcurl4-openssl-dev '/usr/include/*/curl/curl.h'
+	need libncurses-dev /usr/include/curses.h
 	need pkg-config pkg-config
 	for line in "$@"; do
 		# shellcheck disable=SC2086

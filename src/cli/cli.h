@@ -8,6 +8,7 @@
 #include "../broker.h"
 #include "../replay_filter.h"
 #include "../replay_source.h"
+#include "cli_common.h"
 
 /* Exit codes; they are in the manual. */
 enum
@@ -63,6 +64,5 @@ extern volatile int cli_interrupted;
 /* cli_progress.c: how far it is, on a terminal. */
 extern bool cli_has_terminal(void);
 extern void cli_show_progress(const char *verb, int64_t done, int64_t total, int64_t since_us, bool last);
-extern int64_t cli_now_us(void);
 
 #endif							/* OUTBOX_CLI_H */

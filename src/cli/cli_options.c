@@ -2,9 +2,7 @@
  * cli_options.c
  *	  The arguments of outbox-replay, and its help.
  */
-#include <errno.h>
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,39 +132,11 @@ static const struct option long_options[] = {
 	{NULL, 0, NULL, 0},
 };
 
-/* Says what is wrong; returns false. */
-static bool complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static bool
-complain(const char *format, ...)
-{
-	va_list		arguments;
-
-	fputs("outbox-replay: ", stderr);
-	va_start(arguments, format);
-	vfprintf(stderr, format, arguments);
-	va_end(arguments);
-	fputs("\nTry \"outbox-replay --help\".\n", stderr);
-	return false;
-}
-
-static bool
-read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *value)
-{
-	char	   *end;
-
-	errno = 0;
-	*value = strtoll(text, &end, 10);
-	if (errno != 0 || end == text || *end != '\0' || *value < min || *value > max)
-		return complain("--%s must be a number from %lld to %lld, not \"%s\"", name, (long long) min, (long long) max, text);
-	return true;
-}
-
 static bool
 read_time(const char *name, const char *text, int64_t *value)
 {
 	return outbox_replay_parse_time(text, value) ||
-		complain("--%s must be a time such as 2024-10-27T08:30:00+02:00, not \"%s\"", name, text);
+		cli_complain("--%s must be a time such as 2024-10-27T08:30:00+02:00, not \"%s\"", name, text);
 }
 
 static bool
@@ -174,7 +144,7 @@ read_milliseconds(const char *name, const char *text, int *value)
 {
 	int64_t		seconds;
 
-	if (!read_number(name, text, 1, 3600, &seconds))
+	if (!cli_read_number(name, text, 1, 3600, &seconds))
 		return false;
 	*value = (int) seconds * 1000;
 	return true;
@@ -193,13 +163,13 @@ take_checked(int option, CliOptions *options)
 		case OPT_TO:
 			return read_time("to", optarg, &filter->to_time);
 		case OPT_FROM_POSITION:
-			return read_number("from-position", optarg, 1, INT64_MAX, &filter->from_position);
+			return cli_read_number("from-position", optarg, 1, INT64_MAX, &filter->from_position);
 		case OPT_TO_POSITION:
-			return read_number("to-position", optarg, 1, INT64_MAX, &filter->to_position);
+			return cli_read_number("to-position", optarg, 1, INT64_MAX, &filter->to_position);
 		case OPT_RATE:
-			return read_number("rate", optarg, 1, 10000000, &options->rate);
+			return cli_read_number("rate", optarg, 1, 10000000, &options->rate);
 		case OPT_BEHIND:
-			return read_number("behind", optarg, 0, INT64_MAX, &options->behind);
+			return cli_read_number("behind", optarg, 0, INT64_MAX, &options->behind);
 		case OPT_ACK_TIMEOUT:
 			return read_milliseconds("ack-timeout", optarg, &options->broker.ack_timeout_ms);
 		case OPT_CONNECT_TIMEOUT:
@@ -215,11 +185,11 @@ take_checked(int option, CliOptions *options)
 			return true;
 		case OPT_BATCH_ID:
 			if (strlen(optarg) != 36 || strspn(optarg, "0123456789abcdefABCDEF-") != 36)
-				return complain("--batch-id must be a UUID, not \"%s\"", optarg);
+				return cli_complain("--batch-id must be a UUID, not \"%s\"", optarg);
 			strcpy(options->batch_id, optarg);
 			return true;
 		default:
-			return complain("wrong arguments");
+			return cli_complain("wrong arguments");
 	}
 }
 
@@ -320,31 +290,31 @@ check(const CliOptions *options)
 	const char *complaint;
 
 	if ((options->from_archive != NULL) + (options->from_clickhouse != NULL) + (options->from_database != NULL) != 1)
-		return complain("exactly one of --from-archive, --from-clickhouse and --from-database is needed");
+		return cli_complain("exactly one of --from-archive, --from-clickhouse and --from-database is needed");
 	if (options->from_clickhouse != NULL && options->database == NULL)
-		return complain("--from-clickhouse needs --database: whose events");
+		return cli_complain("--from-clickhouse needs --database: whose events");
 	if (filter->from_time > filter->to_time)
-		return complain("the time range ends before it begins");
+		return cli_complain("the time range ends before it begins");
 	if (filter->from_position > filter->to_position)
-		return complain("the range of positions ends before it begins");
+		return cli_complain("the range of positions ends before it begins");
 	if (filter->aggregate_id != NULL && filter->aggregate_type == NULL)
-		return complain("--aggregate-id needs --aggregate-type: ids are unique within a type only");
+		return cli_complain("--aggregate-id needs --aggregate-type: ids are unique within a type only");
 	if (filter->subject != NULL && !is_subject(filter->subject, true))
-		return complain("--topic \"%s\" is not a valid pattern", filter->subject);
+		return cli_complain("--topic \"%s\" is not a valid pattern", filter->subject);
 	if (options->subject_prefix != NULL && !is_subject(options->subject_prefix, false))
-		return complain("--subject-prefix \"%s\" is not the beginning of a subject", options->subject_prefix);
+		return cli_complain("--subject-prefix \"%s\" is not the beginning of a subject", options->subject_prefix);
 	if (options->subject_template != NULL && (complaint = outbox_encode_check_template(options->subject_template)) != NULL)
-		return complain("--subject-template %s", complaint);
+		return cli_complain("--subject-template %s", complaint);
 	if (options->envelope != NULL && !outbox_envelope_mode(options->envelope, &mode))
-		return complain("--envelope is binary, structured or bare");
+		return cli_complain("--envelope is binary, structured or bare");
 	if (options->broker.url == NULL)
 		return true;
 	if (!outbox_url_check_list(options->broker.url))
-		return complain("--to-nats must be a list of NATS URLs, such as nats://nats.example.com:4222");
+		return cli_complain("--to-nats must be a list of NATS URLs, such as nats://nats.example.com:4222");
 	if (options->broker.stream == NULL)
-		return complain("--to-nats needs --stream");
+		return cli_complain("--to-nats needs --stream");
 	if (!is_stream(options->broker.stream))
-		return complain("\"%s\" is not the name of a stream", options->broker.stream);
+		return cli_complain("\"%s\" is not the name of a stream", options->broker.stream);
 	return true;
 }
 
@@ -379,14 +349,14 @@ cli_parse(int argc, char **argv, CliOptions *options, int *exit_code)
 		if (text != NULL)
 		{
 			if (optarg[0] == '\0')
-				return complain("an option has no value");
+				return cli_complain("an option has no value");
 			*text = optarg;
 		}
 		else if (!take_checked(option, options))
 			return false;
 	}
 	if (optind < argc)
-		return complain("there is no argument \"%s\"", argv[optind]);
+		return cli_complain("there is no argument \"%s\"", argv[optind]);
 	if (!check(options))
 		return false;
 	if (options->batch_id[0] == '\0')

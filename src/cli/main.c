@@ -19,6 +19,8 @@
 
 #define DEFAULT_TEMPLATE "outbox.{aggregate_type}.{aggregate_id}.{event_type}"
 
+const char	cli_program[] = "outbox-replay";
+
 static CliDatabase *database = NULL;
 
 static void
