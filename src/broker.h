@@ -190,8 +190,9 @@ extern void broker_get_status(const Broker *broker, BrokerStatus *status);
 
 /*
  * Closes the connection and frees everything. Waits at most grace_ms for a
- * connection attempt under way; false: a thread is still inside the library,
- * so the caller must leave the process by _exit().
+ * connection attempt under way; false: a thread is still inside the library.
+ * Either way the caller must leave the process by _exit(): threads that are about
+ * to end free what OpenSSL's exit handler frees, too.
  */
 extern bool broker_destroy(Broker *broker, int grace_ms);
 

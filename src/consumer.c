@@ -60,23 +60,25 @@ static int	failed_connections = 0;
 
 /* ------------------------------------------------------- the broker's side */
 
-/* on_proc_exit, and when a connection has ended. */
 static void
-close_connection(int code, Datum arg)
+close_connection(int grace_ms)
 {
 	sigset_t	saved;
-	bool		alone;
 
 	if (consumer.connection == NULL)
 		return;
 	outbox_signals_block(&saved);
-	alone = broker_consume_stop(consumer.connection, !proc_exit_inprogress ? 0 : PostmasterIsAlive() ? EXIT_GRACE_MS :
-																									   0);
+	(void) broker_consume_stop(consumer.connection, grace_ms);
 	consumer.connection = NULL;
-	/* A thread left inside the library must not see the process's exit handlers run. */
-	if (proc_exit_inprogress && !alone)
-		_exit(code);
 	outbox_signals_restore(&saved);
+}
+
+/* on_proc_exit */
+static void
+close_for_good(int code, Datum arg)
+{
+	outbox_worker_skip_exit_handlers(code);
+	close_connection(PostmasterIsAlive() ? EXIT_GRACE_MS : 0);
 }
 
 static bool
@@ -214,7 +216,7 @@ end_connection(const char *reason, int64 now)
 {
 	int			failures;
 
-	close_connection(0, (Datum) 0);
+	close_connection(0);
 	consumer_queue_reset(&consumer.queue, 0);
 	pg_atomic_write_u64(&consumer.self->held, 0);
 	consumer.running = false;
@@ -455,7 +457,7 @@ OutboxConsumerMain(Datum main_arg)
 	pgstat_report_appname("outbox consumer");
 	if (!attach(&order))
 		proc_exit(0);
-	on_proc_exit(close_connection, (Datum) 0);
+	on_proc_exit(close_for_good, (Datum) 0);
 	set_state(OUTBOX_CONSUMER_CONNECTING, "");
 	consumer.parked_left = true;
 

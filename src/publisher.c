@@ -23,6 +23,7 @@
 #include "relay.h"
 #include "remedy.h"
 #include "signals.h"
+#include "worker.h"
 
 /* Time for a connection attempt under way to end when the process does. */
 #define EXIT_GRACE_MS 2500
@@ -40,15 +41,12 @@ close_broker(int code, Datum arg)
 {
 	sigset_t	saved;
 
+	outbox_worker_skip_exit_handlers(code);
 	if (exiting_relay == NULL || exiting_relay->broker == NULL)
 		return;
 	outbox_signals_block(&saved);
-	/*
-	 * A thread left inside the library must not see the process's exit handlers
-	 * run. When the postmaster is gone, a new one must not find us still here.
-	 */
-	if (!broker_destroy(exiting_relay->broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0))
-		_exit(code);
+	/* When the postmaster is gone, a new one must not find us still here. */
+	(void) broker_destroy(exiting_relay->broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0);
 	exiting_relay->broker = NULL;
 	outbox_signals_restore(&saved);
 }

@@ -108,17 +108,17 @@ static Broker *broker = NULL;
 
 /* ---------------------------------------------------------------- the broker */
 
-/* on_proc_exit: a thread left inside the library must not see the exit handlers run. */
+/* on_proc_exit */
 static void
 close_broker(int code, Datum arg)
 {
 	sigset_t	saved;
 
+	outbox_worker_skip_exit_handlers(code);
 	if (broker == NULL)
 		return;
 	outbox_signals_block(&saved);
-	if (!broker_destroy(broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0))
-		_exit(code);
+	(void) broker_destroy(broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0);
 	broker = NULL;
 	outbox_signals_restore(&saved);
 }

@@ -4,6 +4,8 @@
  */
 #include "worker.h"
 
+#include <unistd.h>
+
 #include "miscadmin.h"
 #include "storage/ipc.h"
 
@@ -37,4 +39,28 @@ outbox_worker_check(int code)
 		proc_exit(code);
 	}
 	CHECK_FOR_INTERRUPTS();
+}
+
+static int exit_code;
+
+static void
+exit_at_once(void)
+{
+	_exit(exit_code);
+}
+
+/*
+ * In an on_proc_exit callback of a process that has started the NATS client:
+ * PostgreSQL's callbacks go on, exit handlers of libraries don't run. OpenSSL's
+ * would free what a thread of the client is just freeing too, while it ends
+ * (also one that has called back for the last time), and an abort of one
+ * process restarts the whole server.
+ */
+void
+outbox_worker_skip_exit_handlers(int code)
+{
+	exit_code = code;
+	/* the last one to come is the first to run */
+	if (atexit(exit_at_once) != 0)
+		_exit(code);
 }

@@ -11,5 +11,6 @@
 
 extern void outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char *name);
 extern void outbox_worker_check(int code);
+extern void outbox_worker_skip_exit_handlers(int code);
 
 #endif /* OUTBOX_WORKER_H */

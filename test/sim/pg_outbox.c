@@ -280,3 +280,8 @@ outbox_worker_check(int code)
 {
 	CHECK_FOR_INTERRUPTS();
 }
+
+void
+outbox_worker_skip_exit_handlers(int code)
+{
+}
