@@ -73,8 +73,9 @@ text_of(const Datum *values, const bool *nulls, int column)
 void
 outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row)
 {
-	Datum		values[LOG_COLUMNS];
-	bool		nulls[LOG_COLUMNS];
+	/* The tables of a newer version may have more columns than we know. */
+	Datum		values[MaxHeapAttributeNumber];
+	bool		nulls[MaxHeapAttributeNumber];
 	OutboxRow  *event = &row->row;
 	bytea	   *payload;
 

@@ -123,6 +123,7 @@ is($node->safe_psql('copy', q{SELECT outbox.inbox_accept('load', md5('1')::uuid)
 
 # Retention: the server sweeps by itself, also where no event was ever enqueued.
 is($node->safe_psql('copy', 'SELECT count(*) FROM outbox.events'), 0, 'no events there');
+$node->safe_psql('copy', 'SELECT outbox.arm()');
 $node->safe_psql('copy', q{SELECT outbox.inbox_configure('crash', retention => '1 s', replay_range => '1 s', retry_cap => '1 s')});
 ok(wait_for_query($node, 'copy', q{SELECT count(*) = 0 FROM outbox.inbox WHERE consumer = 'crash'}), 'old rows go by themselves');
 is($node->safe_psql('copy', q{SELECT count(*) FROM outbox.inbox WHERE consumer = 'load'}), 10001, 'those of others stay');

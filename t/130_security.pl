@@ -149,7 +149,11 @@ my @calls = (
 	q{SELECT child FROM outbox.purge('1 year', dry_run => true)},
 	q{SELECT position FROM outbox.claim(1)}, q{SELECT outbox.settle('{1}')}, q{SELECT outbox.fail(1, 'e')}, q{SELECT outbox.renew()}, q{SELECT outbox.release()},
 	q{SELECT outbox.enqueue('t', 'trap', 'e', '{}')}, q{SELECT count(*) FROM outbox.dead_letters},
+	q{SELECT outbox.position_of('00000000-0000-0000-0000-000000000001')}, q{SELECT count(*) FROM outbox.health()}, q{SELECT * FROM outbox.trouble()},
+	q{SELECT count(*) FROM outbox.report_backlog(5)}, q{SELECT count(*) FROM outbox.report_blocked(5, NULL)}, q{SELECT count(*) FROM outbox.report_dead_letters(5, NULL)},
+	q{SELECT count(*) FROM outbox.report_subjects(5, NULL)}, q{SELECT count(*) FROM outbox.report_html()},
 	'BEGIN',    # so that no worker begins
+	q{SELECT outbox.disarm('trap')}, q{SELECT outbox.arm()},
 	q{SELECT * FROM outbox.verify_archive()}, q{SELECT * FROM outbox.lint()},
 	q{INSERT INTO trap.own VALUES (1)}, q{SELECT outbox.capture_has_truncate_event('trap.own', 'main')}, q{SELECT outbox.rule_save('guard', 'trap.own', 'main', NULL)},
 	q{INSERT INTO trap.old VALUES ('00000000-0000-0000-0000-000000000002', 't', 'trap', 'e', '{}')},
@@ -194,8 +198,8 @@ CREATE FUNCTION trap.deputy(statement text) RETURNS text LANGUAGE plpgsql SECURI
 BEGIN EXECUTE statement; RETURN 'done'; EXCEPTION WHEN others THEN RETURN SQLSTATE || ' ' || SQLERRM; END $$;
 RESET ROLE;
 CREATE FUNCTION public.note(outbox.message) RETURNS void LANGUAGE sql AS '';
-INSERT INTO outbox.subscription (stream, durable, subject, handler, run_as, home, from_now, ordered, max_attempts, ack_wait, batch_size, paused)
-SELECT 'OUTBOX', r, '', 'public.note', r, 'elsewhere', true, true, 1, '1 s', 1, true FROM unnest('{postgres,north}'::name[]) r;
+INSERT INTO outbox.subscription (stream, durable, subject, handler, run_as, from_now, ordered, max_attempts, ack_wait, batch_size, paused)
+SELECT 'OUTBOX', r, '', 'public.note', r, true, true, 1, '1 s', 1, true FROM unnest('{postgres,north}'::name[]) r;
 SQL
 foreach my $case (
 	[ q{SELECT outbox.subscribe('OUTBOX', 'deputy', 'trap.handle', run_as => 'postgres')}, qr/^42501 must be a member of role "postgres"/ ],
@@ -297,7 +301,7 @@ $node->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-d', $node->conns
 is($node->safe_psql('restored', $held), $before, 'restored: the same roles are the same');
 is(as_role('north', 'SELECT count(*) FROM outbox.own_events', 'restored'), 0, 'restored: without its policies, a tenant sees nothing');
 $node->safe_psql('restored', 'DROP EXTENSION outbox; CREATE EXTENSION outbox');
-is($node->safe_psql('restored', $held), '', 'DROP EXTENSION takes all grants with it');
+is($node->safe_psql('restored', $held), 'pg_monitor|monitor|', 'DROP EXTENSION takes all grants with it, and CREATE EXTENSION makes pg_monitor a monitor');
 $node->safe_psql('restored', q{SELECT outbox.grant_producer('app')});
 $node->safe_psql('postgres', 'DROP DATABASE restored');
 
