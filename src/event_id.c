@@ -2,8 +2,8 @@
  * event_id.c
  *	  Ids of events that the caller gave none: version 7 UUIDs that tell the event's position.
  *
- * So they need no index of their own, which would cost a tenth of enqueue(): who has such an id finds the event by its
- * position. The position is multiplied by a number that the database drew when the extension was created
+ * So they need no index of their own, which enqueue() would pay for (docs/performance.md): who has such an id finds the
+ * event by its position. The position is multiplied by a number that the database drew when the extension was created
  * (outbox.id_key, which goes with a dump), and 28 bits are random: two databases make the same id as seldom as with a
  * UUID of random bits alone.
  */
@@ -12,7 +12,6 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
-#include "fmgr.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 

@@ -9,9 +9,9 @@
  */
 #include <signal.h>
 #include <stdio.h>
-#include <unistd.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../encode.h"
 #include "../replay_archive.h"
