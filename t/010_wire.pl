@@ -392,8 +392,8 @@ foreach my $i (0, 2 .. 5)
 {
 	my $delay = ($at{ $ids[$i] } // 0) - $due{ $ids[$i] };
 
-	# by its own timer: the one of an idle relay is 5 s
-	ok($delay >= 0 && $delay < 4, "event $i came when it was due") or diag("delay $delay");
+	# by a timer of its own
+	ok($delay >= 0 && $delay < slack(2), "event $i came when it was due") or diag("delay $delay");
 }
 cmp_ok($at{ $ids[1] }, '>', $at{ $ids[0] }, 'the order within the aggregate holds');
 %got = arrived('not_before');
