@@ -129,7 +129,6 @@ server_configure(Server *server, const char *extra)
 	if (file == NULL)
 		die("can't write nats.conf");
 	fprintf(file, "host: %s\nport: %d\nlog_file: \"%s/log\"\n"
-			"lame_duck_duration: \"5m\"\nlame_duck_grace_period: \"2m\"\n"
 			"jetstream { store_dir: \"%s/js\" }\n%s\n",
 			server->host, server->port, server->folder, server->folder, extra);
 	fclose(file);
