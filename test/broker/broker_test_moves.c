@@ -137,9 +137,9 @@ test_lame_duck(void)
 		step(broker, 20);
 	}
 	ok(connected_to(broker, &other), "lame duck: with another one it moves");
-	ok(works(broker) && accounts() && tally.count[BROKER_ACKED] == tally.published,
-	   "lame duck: all %d messages are acknowledged, not %d, %s", tally.published,
-	   tally.published - tally.count[BROKER_ACKED], tally.last_text);
+	/* nats-server 2.10 and newer end JetStream at once, and say so: what they get isn't stored. */
+	ok(works(broker) && accounts() && tally.count[BROKER_ACKED] + tally.count[BROKER_NO_RESPONDERS] == tally.published,
+	   "lame duck: all %d messages are acknowledged, or come back", tally.published);
 	broker_get_status(broker, &status);
 	ok(status.connects == 2, "lame duck: by one new connection");
 	ok(tally.longest_call_us < slack(LONGEST_CALL_US), "lame duck: longest call %lld us, %s",
