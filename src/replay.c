@@ -44,7 +44,7 @@
 #define TELL_US INT64CONST(1000000)
 
 /* Messages in flight at most beside live traffic: what an event of it may have to wait for at the server. */
-#define LIVE_WINDOW 64
+#define LIVE_WINDOW 16
 
 /* How often the log is counted on while there is something to send; and how often at first, before that. */
 #define COUNT_US INT64CONST(20000)
@@ -440,6 +440,7 @@ run(void)
 			return;
 		outbox_signals_block(&saved);
 		replay.player.max_window = traffic == OUTBOX_LIVE_IDLE ? OUTBOX_PLAYER_WINDOW : LIVE_WINDOW;
+		replay.player.in_groups = traffic != OUTBOX_LIVE_IDLE;
 		outbox_player_poll(&replay.player, now, traffic);
 		outbox_signals_restore(&saved);
 		if (now >= replay.tell_at || calls != replay.replay_calls)

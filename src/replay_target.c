@@ -5,6 +5,7 @@
 #include "outbox.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
@@ -15,6 +16,9 @@
 #include "replay_player.h"
 #include "signals.h"
 #include "worker.h"
+
+/* Less priority than the server's other processes, in degrees of nice. */
+#define NICER_BY 5
 
 #define EXIT_GRACE_MS 2500
 #define DUPLICATE_WINDOW_MS (2 * 60 * 1000)
@@ -34,6 +38,22 @@ close_broker(int code, Datum arg)
 	(void) broker_destroy(broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0);
 	broker = NULL;
 	outbox_signals_restore(&saved);
+}
+
+/*
+ * Whoever serves live traffic gets the CPU first, of this thread and of those
+ * that the NATS client starts. Only by some degrees: others may wait for a lock
+ * that is held here.
+ */
+static void
+give_way_to_others(void)
+{
+	int			nice;
+
+	errno = 0;
+	nice = getpriority(PRIO_PROCESS, 0);
+	if (errno == 0)
+		(void) setpriority(PRIO_PROCESS, 0, nice + NICER_BY);
 }
 
 /* With the settings' credentials only if the server is the settings' own. One for the process, ended with it. */
@@ -73,6 +93,7 @@ outbox_replay_connect(const OutboxReplayJob *job)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("target_prefix is too long")));
+	give_way_to_others();
 	on_proc_exit(close_broker, (Datum) 0);
 	outbox_signals_block(&saved);
 	broker = broker_create();
