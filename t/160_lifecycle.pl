@@ -291,7 +291,7 @@ sub stop_server
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	# the sessions come first, and they are served; what the broker could make a worker wait for takes 60 s
-	quickly($mode eq 'smart' ? 30 : 5, "$name, $mode", sub { $node->stop($mode) });
+	quickly($mode eq 'smart' ? 10 : 5, "$name, $mode", sub { $node->stop($mode) });
 	ok(!grep({ runs($_) } @children), "$name, $mode: nobody is left behind");
 	quiet("$name, $mode", qr/FATAL:  the database system is shutting down/);
 	return;
