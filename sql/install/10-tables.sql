@@ -135,6 +135,8 @@ CREATE TABLE outbox.delivery (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 CREATE INDEX delivery_aggregate ON outbox.delivery (agg_hash, position) WHERE state <> 'd';
+-- How many there are, and the last one.
+CREATE INDEX delivery_state ON outbox.delivery (state, failed_at) INCLUDE (agg_hash) WHERE state <> 'd';
 CREATE INDEX delivery_open ON outbox.delivery (position) WHERE state IN ('r', 'b');
 COMMENT ON TABLE outbox.delivery IS 'attempts, last error and fate of events that failed at least once or were discarded';
 
