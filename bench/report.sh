@@ -68,14 +68,25 @@ commit_id() {
 	fi
 }
 
+# Where the section's figures come from, below its heading.
+provenance() {
+	echo "\`bench/run$([ "$mode" = normal ] || echo " --$mode") $section\`, $(date -u +%Y-%m-%d), commit $(commit_id), $rounds rounds."
+}
+
+# kept_targets SECTION, kept_section SECTION: of an earlier report, which this one completes.
+kept_targets() { [ ! -e "$output" ] || awk -v start="| $1 | " 'index($0, start) == 1' "$output"; }
+
+kept_section() {
+	[ ! -e "$output" ] || awk -v name="$1" '/^## / { inside = $0 ~ "^## " name "(:|$)" } inside' "$output"
+}
+
 write_report() {
 	local section
 	cat <<-TEXT
 		# Results of bench/run
 
-		\`$command\`, $(date -u +%Y-%m-%d), commit $(commit_id), $(((SECONDS + 59) / 60)) min.
-		What is compared takes turns within one run, in alternating order. Figures are medians of $rounds rounds, with the lowest and
-		the highest; a ratio is taken round by round. \`bench/run NAME\` repeats one section.
+		What is compared takes turns within one run, in alternating order. Figures are medians of the rounds, with the lowest and
+		the highest; a ratio is taken round by round. Each section says with which command it was measured.
 
 		| machine | |
 		|---|---|
@@ -91,10 +102,21 @@ write_report() {
 
 	TEXT
 	table_head section target goal 'measured' verdict
-	for section in "${sections[@]}"; do
-		cat "$WORK/report/$section.targets" 2>/dev/null || table_row "$section" '' '' '' 'not measured: it failed'
+	for section in "${all[@]}"; do
+		if [ -e "$WORK/report/$section.md" ]; then
+			cat "$WORK/report/$section.targets" 2>/dev/null || true # one may have none
+		elif [[ " ${failed[*]} " == *" $section "* ]]; then
+			table_row "$section" '' '' '' 'not measured: it failed'
+		else
+			kept_targets "$section"
+		fi
 	done
-	for section in "${sections[@]}"; do
-		[ ! -s "$WORK/report/$section.md" ] || printf '\n%s\n' "$(cat "$WORK/report/$section.md")"
-	done
+	for section in "${all[@]}"; do
+		if [ -s "$WORK/report/$section.md" ]; then
+			printf '\n'
+			awk -v from="$(provenance)" 'NR == 1 { print; print ""; print from; next } { print }' "$WORK/report/$section.md"
+		else
+			kept_section "$section"
+		fi
+	done | cat -s
 }

@@ -137,7 +137,7 @@ sub check_watermarks
 	{
 		ok(wait_until(10, sub { watermark($case->{db}) >= $case->{low} - 1 }), "$case->{db}: the watermark rises $when");
 	}
-	ok(!wait_until(2.5, sub { grep { watermark($_->{db}) >= $_->{low} } values %case }),
+	ok(never_within(2.5, sub { grep { watermark($_->{db}) >= $_->{low} } values %case }),
 		"no watermark passes an open position $when");
 	is(watermark($case{$_}{db}), $case{$_}{low} - 1, "$case{$_}{db}: the watermark stands below it") foreach @points;
 	return;
@@ -159,7 +159,7 @@ $prepare->{writer}->query_safe('SELECT 1');
 others('prepare', 4);
 ok(others_published('prepare', 4), 'prepare: other aggregates don\'t wait for the prepared transaction');
 is($node->safe_psql('prepare', "SELECT count(*) FROM outbox.events WHERE aggregate_id = 'hot'"), 3, 'prepare: the successor does');
-ok(!wait_until(2.5, sub { watermark('prepare') >= $prepare->{low} }), 'prepare: nor does the watermark pass it');
+ok(never_within(2.5, sub { watermark('prepare') >= $prepare->{low} }), 'prepare: nor does the watermark pass it');
 $prepare->{writer}->query_safe("COMMIT PREPARED 'prepare'");
 
 foreach my $case (map { $case{$_} } @points)
@@ -311,7 +311,7 @@ foreach my $mode (qw(fast immediate))
 	ok(waits($pid), "the successor waits for the prepared transaction after a stop ($mode)");
 	others($db, "20 $mode");
 	ok(others_published($db, "20 $mode"), 'other aggregates do not');
-	ok(!wait_until(2.5, sub { watermark($db) >= $low }), 'nor does the watermark pass it');
+	ok(never_within(2.5, sub { watermark($db) >= $low }), 'nor does the watermark pass it');
 	if ($mode eq 'fast')
 	{
 		$node->safe_psql($db, "SELECT pg_cancel_backend($pid)");

@@ -138,7 +138,7 @@ sub quickly
 
 	$work->();
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return cmp_ok(time() - $start, '<', $seconds, "$name: in less than $seconds s");
+	return cmp_ok(time() - $start, '<', slack($seconds), "$name: in less than $seconds s");
 }
 
 # Nothing in the log since the mark but what a handler, or a client of the test,

@@ -175,14 +175,8 @@ sub _listens
 sub wait_until
 {
 	my ($self, $seconds, $condition) = @_;
-	my $end = time() + $seconds;
 
-	while (time() < $end)
-	{
-		return 1 if $condition->();
-		sleep(0.02);
-	}
-	return $condition->();
+	return OutboxTest::wait_until($seconds, $condition);
 }
 
 sub pid { return $_[0]->{pid} }
@@ -439,7 +433,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order
-  own_status wait_state wait_until sqlstates attribute);
+  own_status wait_state wait_until never_within slack sqlstates attribute);
 
 # PostgreSQL::Test::Cluster needs pg_regress, which "make prove_installcheck"
 # of PGXS names in the environment and a bare "prove" does not.
@@ -490,7 +484,7 @@ sub wait_for_query
 {
 	my ($node, $db, $query, %opt) = @_;
 	my $expected = $opt{expected} // 't';
-	my $end = time() + ($opt{timeout} // 60);
+	my $end = time() + slack($opt{timeout} // 60);
 	my ($code, $out, $err, $timed_out);
 
 	do
@@ -535,18 +529,35 @@ sub _print_status
 	return;
 }
 
-# Polls a condition in Perl; returns whether it came true in time.
+# A bound on time, longer where OUTBOX_TEST_SLACK says that as many test files share
+# the machine's cores (scripts/test sets it).
+sub slack
+{
+	my ($seconds) = @_;
+
+	return $seconds * ($ENV{OUTBOX_TEST_SLACK} // 1);
+}
+
+# Polls a condition in Perl; returns whether it came true in time, see slack().
 sub wait_until
+{
+	my ($seconds, $condition) = @_;
+
+	return !never_within(slack($seconds), $condition);
+}
+
+# Whether a condition didn't come true for so long.
+sub never_within
 {
 	my ($seconds, $condition) = @_;
 	my $end = time() + $seconds;
 
 	while (time() < $end)
 	{
-		return 1 if $condition->();
+		return 0 if $condition->();
 		sleep(0.02);
 	}
-	return $condition->();
+	return !$condition->();
 }
 
 # The row of outbox.status() for one database, as a hash; NULL is ''.
