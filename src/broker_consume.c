@@ -283,6 +283,7 @@ broker_consume_start(const BrokerConfig *connection, const BrokerConsumeConfig *
 	pthread_condattr_destroy(&attributes);
 	atomic_init(&consumer->holders, 1);
 	consumer->config = *config;
+	consumer->start_at_us = broker_now_us() - config->start_age_us;
 	consumer->config.durable = strdup(config->durable);
 	consumer->config.filter = strdup(config->filter == NULL ? "" : config->filter);
 	consumer->post = broker_post_create();
