@@ -11,10 +11,25 @@ SELECT cardinality(outbox.enqueue_many(ARRAY['eid'], ARRAY['1'], ARRAY['given'],
 
 SELECT event_type, count(*), count(DISTINCT event_id) AS ids,
        bool_and(outbox.position_of(event_id) = position) AS found,
-       bool_and(outbox.position_in(event_id) = position) AS told
+       bool_and(outbox.positions_in(event_id) = ARRAY[position]) AS told
 FROM outbox.events WHERE aggregate_type = 'eid' GROUP BY 1 ORDER BY 1;
 SELECT id_given, count(*) FROM outbox.log WHERE aggregate_type = 'eid' GROUP BY 1 ORDER BY 1;
 SELECT outbox.position_of(gen_random_uuid()) IS NULL AS random, outbox.position_of(pg_temp.given(9)) IS NULL AS unknown, outbox.position_of(NULL) IS NULL AS null;
+
+-- what is made by another key is found once that key is known, and no longer when it is gone; the session notices both
+BEGIN;
+UPDATE outbox.id_key SET key = key + 1 RETURNING key - 1 AS key \gset
+SELECT outbox.position_of(:'made') IS NULL AS without_key;
+INSERT INTO outbox.id_key VALUES (:key);
+SELECT outbox.position_of(:'made') = (SELECT position FROM outbox.events WHERE event_id = :'made') AS with_both;
+SELECT outbox.enqueue('eid', '3', 'again', '{}', event_id => :'made', on_conflict => 'return') = :'made' AS exists;
+SELECT outbox.enqueue('eid', '3', 'made', '{}') AS other \gset
+SELECT outbox.position_of(:'other') = (SELECT max(position) FROM outbox.events) AS with_any;
+DELETE FROM outbox.id_key;
+SELECT outbox.enqueue('eid', '3', 'made', '{}') AS other \gset
+SELECT outbox.position_of(:'made') IS NULL AS without_any, outbox.position_of(:'other') IS NOT NULL AS yet_made;
+ROLLBACK;
+SELECT outbox.position_of(:'made') = (SELECT position FROM outbox.events WHERE event_id = :'made') AS as_before;
 
 -- an id exists, whoever made it
 \set VERBOSITY terse

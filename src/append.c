@@ -165,30 +165,40 @@ finds_event_id(Oid log_oid, Oid index_oid, ScanKey key, const pg_uuid_t *event_i
 	SysScanDesc scan;
 	HeapTuple	tuple;
 	bool		found = false;
-	bool		isnull;
 
 	InitDirtySnapshot(dirty);
 	scan = systable_beginscan_ordered(log, index, &dirty, 1, key);
 	while (!found && (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
-		found = memcmp(DatumGetUUIDP(heap_getattr(tuple, LOG_EVENT_ID, RelationGetDescr(log), &isnull))->data, event_id->data, UUID_LEN) == 0;
+	{
+		bool isnull;
+		Datum		value = heap_getattr(tuple, LOG_EVENT_ID, RelationGetDescr(log), &isnull);
+
+		found = !isnull && memcmp(DatumGetUUIDP(value)->data, event_id->data, UUID_LEN) == 0;
+	}
 	systable_endscan_ordered(scan);
 	index_close(index, AccessShareLock);
 	table_close(log, NoLock);
 	return found;
 }
 
-/* position: where the event is if the id is one of ours. */
+/* highest: no position above it has been drawn; most ids that others made tell such a one. */
 static bool
-child_has_event_id(const OutboxCatalog *catalog, int child, const pg_uuid_t *event_id, int64 position)
+child_has_event_id(const OutboxCatalog *catalog, int child, const pg_uuid_t *event_id, int64 highest)
 {
-	ScanKeyData	by_id;
-	ScanKeyData	by_position;
+	ScanKeyData	key;
 
-	ScanKeyInit(&by_id, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
-	if (finds_event_id(catalog->log[child], catalog->log_event[child], &by_id, event_id))
+	ScanKeyInit(&key, LOG_EVENT_ID, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(event_id));
+	if (finds_event_id(catalog->log[child], catalog->log_event[child], &key, event_id))
 		return true;
-	ScanKeyInit(&by_position, LOG_POSITION, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(position));
-	return position != 0 && finds_event_id(catalog->log[child], catalog->log_position[child], &by_position, event_id);
+	for (int i = 0; i < outbox_event_id_key_count(catalog); i++)
+	{
+		int64		position = outbox_event_id_position(catalog, event_id, i);
+
+		ScanKeyInit(&key, LOG_POSITION, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(position));
+		if (position != 0 && position <= highest && finds_event_id(catalog->log[child], catalog->log_position[child], &key, event_id))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -203,12 +213,8 @@ event_id_exists(const OutboxCatalog *catalog, OutboxDatabase *database, const pg
 {
 	uint32		used = outbox_ring_used(database);
 	uint32		locked = 0;
-	int64		position = outbox_event_id_position(catalog, event_id);
+	int64		highest = database == NULL ? PG_INT64_MAX : (int64) pg_atomic_read_u64(&database->max_assigned);
 	bool		exists = false;
-
-	/* Most ids that others made tell one that nobody has drawn yet. */
-	if (database != NULL && position > (int64) pg_atomic_read_u64(&database->max_assigned))
-		position = 0;
 
 	for (int child = 0; child < OUTBOX_CHILDREN; child++)
 	{
@@ -226,7 +232,7 @@ event_id_exists(const OutboxCatalog *catalog, OutboxDatabase *database, const pg
 	{
 		if ((locked & 1U << child) == 0)
 			continue;
-		exists = exists || child_has_event_id(catalog, child, event_id, position);
+		exists = exists || child_has_event_id(catalog, child, event_id, highest);
 		UnlockRelationOid(catalog->log[child], AccessShareLock);
 	}
 	return exists;

@@ -20,10 +20,12 @@ typedef struct BrokerConsumeConfig
 {
 	const char *durable;
 	const char *filter;			/* NULL or "": all of the stream's subjects */
-	bool		start_new;		/* without a position: only what comes from now on */
 	bool		has_position;
 	uint64_t	position;		/* the owner is done with everything up to this sequence ... */
 	int64_t		stream_created_ns;	/* ... of the stream that was created then; 0: unknown */
+	/* Without a position, and without a consumer in the stream that has one: */
+	bool		start_new;		/* only what was stored since ... */
+	int64_t		start_age_us;	/* ... so long ago, when broker_consume_start() is called */
 	int			ack_wait_ms;
 	int			window;			/* messages received and not finished, at most */
 } BrokerConsumeConfig;

@@ -22,6 +22,9 @@ struct BrokerConsumer
 
 	/* the thread's */
 	natsSubscription *sub;
+	int64_t		start_at_us;	/* of config.start_new */
+	uint64_t	last_in_stream;	/* as the connection begins: sequence of the last message, and when it was stored */
+	int64_t		last_stored_ns;
 	int64_t		progress_at_us;	/* when the server is to be told that we are at work */
 
 	pthread_mutex_t lock;

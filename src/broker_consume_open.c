@@ -7,7 +7,7 @@
  * connection that has gone comes again only after its ack wait, behind newer
  * messages. So the durable consumer is used as it is only if nothing of it is
  * under way and it stands where its owner does; else it is made anew behind the
- * owner's position. A delivery number that is missing means that a message got
+ * owner's position, which is always known before the first message is asked for. A delivery number that is missing means that a message got
  * lost on the way: the connection ends.
  */
 #ifndef _GNU_SOURCE
@@ -19,6 +19,14 @@
 #include <string.h>
 
 #include "broker_consume_internal.h"
+
+/* The description of a consumer that is there only to find out where to begin. */
+#define PROBE "outbox: finds out where to begin"
+
+#define MAX_PROBES 5
+
+/* The server's clock is known well enough. */
+#define GOOD_PROBE_US 20000
 
 /* ----------------------------------------------------- the library's threads */
 
@@ -245,9 +253,10 @@ look_at_stream(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *err
 		((config->stream_created_ns != 0 && config->stream_created_ns != info->Created) || config->position > info->State.LastSeq);
 	if (known->stream_is_new)
 		config->position = 0;
-	known->position = config->has_position ? config->position : 0;
 	known->tried_up_to = 0;
 	known->lost_up_to = 0;
+	consumer->last_in_stream = info->State.LastSeq;
+	consumer->last_stored_ns = info->State.LastTime;
 	consumer->last_delivery = 0;
 	if (config->has_position && !known->stream_is_new && info->State.FirstSeq > config->position + 1)
 		known->lost_up_to = info->State.FirstSeq - 1;
@@ -256,6 +265,7 @@ look_at_stream(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *err
 	return true;
 }
 
+/* Makes a consumer at the position. */
 static bool
 create_consumer(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *error)
 {
@@ -271,15 +281,22 @@ create_consumer(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *er
 	wanted.MaxAckPending = 2 * config->window;
 	if (config->filter[0] != '\0')
 		wanted.FilterSubject = config->filter;
-	if (config->has_position && config->position > 0)
+	wanted.DeliverPolicy = js_DeliverAll;
+	if (config->position > 0)
 	{
 		wanted.DeliverPolicy = js_DeliverByStartSequence;
 		wanted.OptStartSeq = config->position + 1;
 	}
-	else
-		wanted.DeliverPolicy = config->start_new && !config->has_position ? js_DeliverNew : js_DeliverAll;
 	status = js_AddConsumer(NULL, js, consumer->settings->config.stream, &wanted, bounds, &code);
 	return status == NATS_OK || complain(error, "create consumer", config->durable, status, code);
+}
+
+static bool
+is_probe(const jsConsumerInfo *info)
+{
+	const char *description = info->Config->Description;
+
+	return description != NULL && strcmp(description, PROBE) == 0;
 }
 
 /* Whether the consumer that is there is as it would be made, stands at the position, and nothing of it is under way. */
@@ -289,10 +306,126 @@ is_clean(const BrokerConsumer *consumer, const jsConsumerInfo *info)
 	const BrokerConsumeConfig *config = &consumer->config;
 	const jsConsumerConfig *found = info->Config;
 
-	return info->NumAckPending == 0 && found->AckPolicy == js_AckExplicit && found->MaxDeliver <= 0 &&
+	return !is_probe(info) && info->NumAckPending == 0 && found->AckPolicy == js_AckExplicit && found->MaxDeliver <= 0 &&
 		found->AckWait == (int64_t) config->ack_wait_ms * 1000000 && found->MaxAckPending == 2 * config->window &&
 		strcmp(found->FilterSubject == NULL ? "" : found->FilterSubject, config->filter) == 0 &&
 		(!config->has_position || (info->Delivered.Stream == config->position && !consumer->status.stream_is_new));
+}
+
+/* ------------------------------------------------------- where to begin */
+
+static bool
+delete_consumer(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *error)
+{
+	const char *durable = consumer->config.durable;
+	jsErrCode	code = 0;
+	natsStatus	status = js_DeleteConsumer(js, consumer->settings->config.stream, durable, bounds, &code);
+
+	return status == NATS_OK || code == JSConsumerNotFoundErr || complain(error, "remake consumer", durable, status, code);
+}
+
+/*
+ * Makes the consumer for a moment, to read from it the server's time, and behind
+ * which sequence one begins that takes what was stored since start_ns (0: from now on).
+ */
+static bool
+probe(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, int64_t start_ns, int64_t *created_ns, uint64_t *position, char *error)
+{
+	const char *durable = consumer->config.durable;
+	jsConsumerConfig wanted;
+	jsConsumerInfo *info = NULL;
+	jsErrCode	code = 0;
+	natsStatus	status;
+
+	jsConsumerConfig_Init(&wanted);
+	wanted.Durable = durable;
+	wanted.Description = PROBE;
+	wanted.AckPolicy = js_AckExplicit;
+	wanted.DeliverPolicy = start_ns != 0 ? js_DeliverByStartTime : js_DeliverNew;
+	wanted.OptStartTime = start_ns;
+	status = js_AddConsumer(&info, js, consumer->settings->config.stream, &wanted, bounds, &code);
+	if (status != NATS_OK)
+		return complain(error, "create consumer", durable, status, code);
+	*created_ns = info->Created;
+	*position = info->Delivered.Stream;
+	jsConsumerInfo_Destroy(info);
+	return delete_consumer(consumer, js, bounds, error);
+}
+
+/*
+ * The server's time at start_at_us, whatever clock it has. That is known but for
+ * the time until the server's answer is here, and the earliest possible time is
+ * taken: better a message too many than one too few. So a slow answer is asked for again.
+ */
+static bool
+find_start_time(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, int64_t *start_ns, char *error)
+{
+	int64_t		unsure_us = INT64_MAX;
+
+	for (int i = 0; i < MAX_PROBES && unsure_us > GOOD_PROBE_US; i++)
+	{
+		int64_t		before_us = broker_now_us();
+		int64_t		created_ns;
+		uint64_t	position;
+		int64_t		took_us;
+
+		if (!probe(consumer, js, bounds, 0, &created_ns, &position, error))
+			return false;
+		took_us = broker_now_us() - before_us;
+		if (took_us < unsure_us)
+			*start_ns = created_ns - (before_us + took_us - consumer->start_at_us) * 1000;
+		if (took_us < unsure_us)
+			unsure_us = took_us;
+	}
+	return true;
+}
+
+/* The position of who has none, and isn't to get what the stream had at start_at_us. */
+static bool
+find_start(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *error)
+{
+	int64_t		start_ns = 0;
+	int64_t		created_ns;
+
+	/* In most cases nothing was stored since then. */
+	if (!find_start_time(consumer, js, bounds, &start_ns, error))
+		return false;
+	consumer->config.position = consumer->last_in_stream;
+	return consumer->last_stored_ns < start_ns || probe(consumer, js, bounds, start_ns, &created_ns, &consumer->config.position, error);
+}
+
+/* Where a consumer stands: its acknowledgements tell, unless there was none. */
+static uint64_t
+position_of(const jsConsumerInfo *info, bool clean)
+{
+	uint64_t	position = clean ? info->Delivered.Stream : info->AckFloor.Stream;
+	uint64_t	start = info->Config->OptStartSeq;
+
+	return start > position ? start - 1 : position;
+}
+
+/*
+ * Gives the owner's position a value if it has none: the one of the consumer
+ * that is there (NULL: none), else where the owner wants to begin.
+ */
+static bool
+see_to_position(BrokerConsumer *consumer, const jsConsumerInfo *info, bool clean, jsCtx *js, jsOptions *bounds, char *error)
+{
+	BrokerConsumeConfig *config = &consumer->config;
+
+	if (!config->has_position && info != NULL && !is_probe(info))
+		config->position = position_of(info, clean);
+	else if (!config->has_position && config->start_new)
+	{
+		/* A probe would be refused while there is another one. */
+		if ((info != NULL && !delete_consumer(consumer, js, bounds, error)) || !find_start(consumer, js, bounds, error))
+			return false;
+	}
+	config->has_position = true;
+	pthread_mutex_lock(&consumer->lock);
+	consumer->status.position = config->position;
+	pthread_mutex_unlock(&consumer->lock);
+	return true;
 }
 
 /* Leaves a consumer that begins behind the position. */
@@ -300,46 +433,35 @@ static bool
 see_to_consumer(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *error)
 {
 	const char *stream = consumer->settings->config.stream;
-	BrokerConsumeConfig *config = &consumer->config;
+	const BrokerConsumeConfig *config = &consumer->config;
 	jsConsumerInfo *info = NULL;
 	jsErrCode	code = 0;
 	natsStatus	status;
 	bool		clean;
 	bool		push;
+	bool		known;
 
 	if (!look_at_stream(consumer, js, bounds, error))
 		return false;
 	status = js_GetConsumerInfo(&info, js, stream, config->durable, bounds, &code);
 	if (status == NATS_NOT_FOUND || code == JSConsumerNotFoundErr)
-		return create_consumer(consumer, js, bounds, error);
+		return see_to_position(consumer, NULL, false, js, bounds, error) && create_consumer(consumer, js, bounds, error);
 	if (status != NATS_OK)
 		return complain(error, "look up consumer", config->durable, status, code);
 	clean = is_clean(consumer, info);
 	push = info->Config->DeliverSubject != NULL && info->Config->DeliverSubject[0] != '\0';
-	if (!clean && !config->has_position)
-	{
-		config->has_position = true;
-		config->position = info->AckFloor.Stream;
-	}
 	pthread_mutex_lock(&consumer->lock);
-	consumer->status.position = config->has_position ? config->position : 0;
 	consumer->status.tried_up_to = clean ? 0 : info->Delivered.Stream;
 	/* Should a request of an earlier connection still take something, it shows. */
 	consumer->last_delivery = clean ? info->Delivered.Consumer : 0;
 	pthread_mutex_unlock(&consumer->lock);
-	jsConsumerInfo_Destroy(info);
 	if (push)
-	{
 		broker_text(error, "consumer \"%s\" is push based", config->durable);
-		return false;
-	}
-	if (clean)
-		return true;
-	code = 0;
-	status = js_DeleteConsumer(js, stream, config->durable, bounds, &code);
-	if (status != NATS_OK && code != JSConsumerNotFoundErr)
-		return complain(error, "remake consumer", config->durable, status, code);
-	return create_consumer(consumer, js, bounds, error);
+	known = !push && see_to_position(consumer, info, clean, js, bounds, error);
+	jsConsumerInfo_Destroy(info);
+	if (clean || !known)
+		return known;
+	return delete_consumer(consumer, js, bounds, error) && create_consumer(consumer, js, bounds, error);
 }
 
 static bool

@@ -176,6 +176,7 @@ start_connection(int64 now)
 	}
 	config.window = Max(MIN_WINDOW, WINDOW_BATCHES * consumer.batch_size);
 	consumer.running = false;
+	consumer.has_position = config.has_position;
 	if (!connect_to_broker(&config))
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
@@ -195,6 +196,8 @@ note_running(const BrokerConsumeStatus *status)
 	consumer.careful_up_to = first ? status->tried_up_to : 0;
 	first = false;
 	consumer_queue_reset(&consumer.queue, status->position);
+	if (!consumer.has_position)
+		outbox_consumer_record_start(&consumer);
 	failed_connections = 0;
 	outbox_complaint_begin(&complaint);
 	set_state(OUTBOX_CONSUMER_ACTIVE, status->server);

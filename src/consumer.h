@@ -31,7 +31,6 @@ typedef struct Consumer
 	char	   *durable;
 	char	   *subject;
 	char	   *handler;
-	bool		from_now;
 	bool		ordered;
 	int			max_attempts;
 	int			ack_wait_ms;
@@ -41,6 +40,7 @@ typedef struct Consumer
 	/* The connection, and what came by it. */
 	BrokerConsumer *connection; /* NULL: none */
 	bool		running;		/* it has got so far as to receive */
+	bool		has_position;	/* the table had one when it began */
 	int64		stream_created_ns;
 	ConsumerQueue queue;
 	uint64		careful_up_to;	/* messages up to it may have ended a consumer before: see consumer_apply.c */
@@ -57,6 +57,9 @@ extern void outbox_consumer_say(Consumer *consumer, const char *error);
 
 /* Reads the row and the position. False: the subscription is gone, or another one by now. */
 extern bool outbox_consumer_load(Consumer *consumer, BrokerConsumeConfig *config);
+
+/* Records where it begins, before anything is handled: the durable consumer may be remade from then on. */
+extern void outbox_consumer_record_start(const Consumer *consumer);
 
 /* Reads how often messages behind the position have failed, into the queue's messages as they come. */
 extern int	outbox_consumer_attempts(const Consumer *consumer, uint64 sequence);

@@ -158,6 +158,14 @@ outbox_consumer_record_position(const Consumer *consumer)
 }
 
 void
+outbox_consumer_record_start(const Consumer *consumer)
+{
+	outbox_consumer_leave_if_gone(outbox_consumer_begin(consumer) && outbox_consumer_lock(consumer));
+	outbox_consumer_record_position(consumer);
+	outbox_consumer_commit();
+}
+
+void
 outbox_consumer_record_failure(const Consumer *consumer, uint64 sequence, bool counted, const char *text)
 {
 	static SPIPlanPtr plan = NULL;
@@ -255,12 +263,11 @@ read_subscription(Consumer *consumer)
 	consumer->subject = text_column(3);
 	consumer->handler = text_column(4);
 	consumer->name = text_column(5);
-	consumer->from_now = DatumGetBool(outbox_consumer_column(0, 6, &isnull));
-	consumer->ordered = DatumGetBool(outbox_consumer_column(0, 7, &isnull));
-	consumer->max_attempts = DatumGetInt32(outbox_consumer_column(0, 8, &isnull));
-	consumer->ack_wait_ms = DatumGetInt32(outbox_consumer_column(0, 9, &isnull));
-	consumer->batch_size = DatumGetInt32(outbox_consumer_column(0, 10, &isnull));
-	consumer->message_type = DatumGetObjectId(outbox_consumer_column(0, 11, &isnull));
+	consumer->ordered = DatumGetBool(outbox_consumer_column(0, 6, &isnull));
+	consumer->max_attempts = DatumGetInt32(outbox_consumer_column(0, 7, &isnull));
+	consumer->ack_wait_ms = DatumGetInt32(outbox_consumer_column(0, 8, &isnull));
+	consumer->batch_size = DatumGetInt32(outbox_consumer_column(0, 9, &isnull));
+	consumer->message_type = DatumGetObjectId(outbox_consumer_column(0, 10, &isnull));
 }
 
 bool
@@ -275,8 +282,9 @@ outbox_consumer_load(Consumer *consumer, BrokerConsumeConfig *config)
 	want_durable_commits();
 	if (!outbox_consumer_begin(consumer))
 		return false;
-	outbox_consumer_run_own(&row_plan, "SELECT s.stream, s.durable, s.subject, s.handler, s.stream || '/' || s.durable, s.from_now, s.ordered, s.max_attempts,"
-									   " (pg_catalog.extract('epoch', s.ack_wait) * 1000)::integer, s.batch_size, 'outbox.message'::pg_catalog.regtype::oid"
+	outbox_consumer_run_own(&row_plan, "SELECT s.stream, s.durable, s.subject, s.handler, s.stream || '/' || s.durable, s.ordered, s.max_attempts,"
+									   " (pg_catalog.extract('epoch', s.ack_wait) * 1000)::integer, s.batch_size, 'outbox.message'::pg_catalog.regtype::oid,"
+									   " (pg_catalog.extract('epoch', pg_catalog.clock_timestamp() - s.from_time) * 1000000)::bigint"
 									   " FROM outbox.subscription s WHERE s.id = $1 AND s.revision = $2 AND NOT s.paused",
 							2, types, values);
 	if (SPI_processed == 0)
@@ -286,6 +294,8 @@ outbox_consumer_load(Consumer *consumer, BrokerConsumeConfig *config)
 	}
 	if (consumer->name == NULL)
 		read_subscription(consumer);
+	config->start_age_us = DatumGetInt64(outbox_consumer_column(0, 11, &isnull));
+	config->start_new = !isnull;
 	outbox_consumer_run_own(&position_plan, "SELECT p.stream_created_ns, p.stream_sequence FROM outbox.subscription_position p WHERE p.subscription = $1",
 							1, types, values);
 	config->has_position = SPI_processed > 0;
@@ -298,7 +308,6 @@ outbox_consumer_load(Consumer *consumer, BrokerConsumeConfig *config)
 	outbox_consumer_commit();
 	config->durable = consumer->durable;
 	config->filter = consumer->subject;
-	config->start_new = consumer->from_now;
 	config->ack_wait_ms = consumer->ack_wait_ms;
 	return true;
 }

@@ -44,7 +44,7 @@ static bool catalog_valid = false;
 static void
 invalidate(Datum arg, Oid relid)
 {
-	if (relid == InvalidOid || relid == catalog.sequence)
+	if (relid == InvalidOid || relid == catalog.sequence || relid == catalog.id_key)
 		catalog_valid = false;
 }
 
@@ -104,6 +104,7 @@ outbox_database_catalog(bool missing_ok)
 	catalog.delivery = relation_named(schema, "delivery", 0);
 	catalog.delivery_position = relation_named(schema, "delivery_pkey", 0);
 	catalog.delivery_aggregate = relation_named(schema, "delivery_aggregate", 0);
+	catalog.generation++;
 	catalog_valid = true;
 	return &catalog;
 }

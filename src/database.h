@@ -11,7 +11,8 @@
 typedef struct OutboxCatalog
 {
 	Oid			sequence;
-	Oid			id_key;			/* the sequence that has the key of event_ids */
+	Oid			id_key;			/* the table with the keys of event_ids */
+	uint64		generation;		/* another one whenever anything of this, or a key, may have changed */
 	Oid			log[OUTBOX_CHILDREN];
 	Oid			log_position[OUTBOX_CHILDREN];	/* unique index on (position) */
 	Oid			log_event[OUTBOX_CHILDREN]; /* unique index on (event_id), of rows whose id was given */

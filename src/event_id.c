@@ -3,44 +3,80 @@
  *	  Ids of events that the caller gave none: version 7 UUIDs that tell the event's position.
  *
  * So they need no index of their own, which enqueue() would pay for (docs/performance.md): who has such an id finds the
- * event by its position. The position is multiplied by a number that the database drew when the extension was created
- * (outbox.id_key, which goes with a dump), and 28 bits are random: two databases make the same id as seldom as with a
- * UUID of random bits alone.
+ * event by its position. The position is multiplied by a number that the database drew when the extension was created, and
+ * 28 bits are random: two databases make the same id as seldom as with a UUID of random bits alone.
+ *
+ * These numbers are the rows of outbox.id_key, which go wherever the events go: into a dump, by logical replication. So a
+ * database that has got events of another one has several; it makes ids by any, and takes an id to be made by any of them.
  */
 #include "outbox.h"
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/relation.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "utils/array.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 
 #include "encode.h"
 #include "event.h"
 #include "event_id.h"
 
-/* Number of the column last_value in a sequence. */
-#define SEQUENCE_LAST_VALUE 1
+#define ID_KEY_KEY 1 /* outbox.id_key's column */
 
-/* The key of this database; it never changes. */
-static uint64
-id_key(const OutboxCatalog *catalog)
+static uint64 *keys = NULL;
+static int key_count = 0;
+
+static void
+add_key(int *room, uint64 key)
 {
-	static Oid	known = InvalidOid;
-	static uint64 key;
-	Relation	sequence;
-	SysScanDesc	scan;
+	if (key_count == *room)
+	{
+		*room *= 2;
+		keys = repalloc(keys, *room * sizeof(uint64));
+	}
+	keys[key_count++] = key;
+}
+
+/* Whatever the transaction's snapshot is: the ids are of now. */
+static void
+read_keys(const OutboxCatalog *catalog)
+{
+	int			room = 8;
+	Relation	table = table_open(catalog->id_key, AccessShareLock);
+	SysScanDesc	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
+	HeapTuple	tuple;
 	bool		isnull;
 
-	if (known == catalog->id_key)
-		return key;
-	sequence = relation_open(catalog->id_key, AccessShareLock);
-	scan = systable_beginscan(sequence, InvalidOid, false, SnapshotAny, 0, NULL);
-	key = (uint64) DatumGetInt64(heap_getattr(systable_getnext(scan), SEQUENCE_LAST_VALUE, RelationGetDescr(sequence), &isnull));
+	if (keys == NULL)
+		keys = MemoryContextAlloc(TopMemoryContext, room * sizeof(uint64));
+	else
+		keys = repalloc(keys, room * sizeof(uint64));
+	key_count = 0;
+	while ((tuple = systable_getnext(scan)) != NULL)
+		add_key(&room, (uint64) DatumGetInt64(heap_getattr(tuple, ID_KEY_KEY, RelationGetDescr(table), &isnull)));
 	systable_endscan(scan);
-	relation_close(sequence, AccessShareLock);
-	known = catalog->id_key;
-	return key;
+	table_close(table, AccessShareLock);
+	/* Somebody has emptied the table. */
+	if (key_count == 0)
+		add_key(&room, 0);
+}
+
+/* How many there are, at least one. The cache follows the catalog's, which a new row invalidates. */
+int
+outbox_event_id_key_count(const OutboxCatalog *catalog)
+{
+	static uint64 generation = 0;
+
+	if (generation != catalog->generation)
+	{
+		read_keys(catalog);
+		generation = catalog->generation;
+	}
+	return key_count;
 }
 
 /* Random bytes are drawn for many ids at once: what a draw costs, 8,000 instructions, hardly depends on its size. */
@@ -50,6 +86,7 @@ outbox_event_id_make(const OutboxCatalog *catalog, TimestampTz created_at, int64
 	static uint8 pool[128][4];
 	static int	left = 0;
 
+	(void) outbox_event_id_key_count(catalog);
 	if (left == 0)
 	{
 		if (!pg_strong_random(pool, sizeof(pool)))
@@ -58,21 +95,42 @@ outbox_event_id_make(const OutboxCatalog *catalog, TimestampTz created_at, int64
 					 errmsg("could not generate a random event_id")));
 		left = lengthof(pool);
 	}
-	outbox_encode_event_id(outbox_unix_us(created_at), pool[--left], position, id_key(catalog), id->data);
+	outbox_encode_event_id(outbox_unix_us(created_at), pool[--left], position, keys[0], id->data);
 }
 
-/* Where an event is that has this id, if we made it; 0 or any other number if not. */
+/* Where an event is that has this id, if we made it by this key; 0 or any other number if not. */
 int64
-outbox_event_id_position(const OutboxCatalog *catalog, const pg_uuid_t *id)
+outbox_event_id_position(const OutboxCatalog *catalog, const pg_uuid_t *id, int key)
 {
-	return outbox_encode_id_position(id->data, id_key(catalog));
+	Assert(key < outbox_event_id_key_count(catalog));
+	return outbox_encode_id_position(id->data, keys[key]);
 }
 
-PG_FUNCTION_INFO_V1(outbox_position_in);
+PG_FUNCTION_INFO_V1(outbox_positions_in);
 
-/* outbox.position_in(event_id uuid) RETURNS bigint */
+/* outbox.positions_in(event_id uuid) RETURNS bigint[] */
 Datum
-outbox_position_in(PG_FUNCTION_ARGS)
+outbox_positions_in(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_INT64(outbox_event_id_position(outbox_database_catalog(false), PG_GETARG_UUID_P(0)));
+	const OutboxCatalog *catalog = outbox_database_catalog(false);
+	int			count = outbox_event_id_key_count(catalog);
+	Datum	   *positions = palloc(count * sizeof(Datum));
+
+	for (int i = 0; i < count; i++)
+		positions[i] = Int64GetDatum(outbox_event_id_position(catalog, PG_GETARG_UUID_P(0), i));
+	PG_RETURN_ARRAYTYPE_P(construct_array(positions, count, INT8OID, sizeof(int64), true, TYPALIGN_DOUBLE));
+}
+
+PG_FUNCTION_INFO_V1(outbox_id_key_changed);
+
+/* outbox.id_key_changed() RETURNS trigger, for each row of outbox.id_key */
+Datum
+outbox_id_key_changed(PG_FUNCTION_ARGS)
+{
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("outbox.id_key_changed() is a trigger function")));
+	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
+	return PointerGetDatum(NULL);
 }

@@ -185,6 +185,24 @@ ok(wait_for_query($node, $db, q{SELECT state = 'active' FROM outbox.subscription
 $nats->tool('publish', 'foreign.good6', '1');
 ok(wait_for_query($node, $db, q{SELECT position = 1217 AND applied = 1 AND duplicates = 0 FROM outbox.subscriptions}), 'only what is new') or diag(shown('*'));
 
+# What "now" was stays so: for what came before the first connection, and when the subscription is changed before anything was handled.
+$node->safe_psql($db, q{CREATE OR REPLACE FUNCTION app.handle(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'never'; END $$});
+as_app(q{BEGIN; SELECT outbox.subscribe('OUTBOX', 'late', 'app.handle', from_now => true, max_attempts => 1000); SELECT outbox.pause_subscription('OUTBOX', 'late'); COMMIT});
+$nats->tool('publish', 'foreign.late1', '1');
+as_app(q{SELECT outbox.resume_subscription('OUTBOX', 'late')});
+ok(wait_for_query($node, $db, q{SELECT failures > 0 AND position = 1217 FROM outbox.subscriptions WHERE durable = 'late'}), 'from the call on, though connected later')
+  or diag(shown('*'));
+$nats->tool('publish', 'foreign.late2', '1');
+foreach my $change (q{max_attempts => 1000}, q{max_attempts => 1000, subject => 'foreign.>'}, q{max_attempts => 1})
+{
+	as_app("SELECT outbox.subscribe('OUTBOX', 'late', 'app.handle', $change)");
+	ok(wait_for_query($node, $db, q{SELECT failures > 0 AND held > 0 OR position = 1219 FROM outbox.subscriptions WHERE durable = 'late'}), "changed: $change") or diag(shown('*'));
+}
+ok(wait_for_query($node, $db, q{SELECT position = 1219 FROM outbox.subscriptions WHERE durable = 'late'}), 'all is given up') or diag(shown('*'));
+is($node->safe_psql($db, q{SELECT count(*), string_agg(subject, ' ' ORDER BY id) FILTER (WHERE id > (SELECT max(id) - 2 FROM outbox.parked_messages)) FROM outbox.parked_messages WHERE durable = 'late'}),
+	'2|foreign.late1 foreign.late2', '... and nothing older');
+as_app(q{SELECT outbox.unsubscribe('OUTBOX', 'late', forget => true)});
+
 # Errors of the call.
 my @refused = (
 	[ q{'OUTBOX', 'x', 'app.none'} => '42883' ], [ q{'OUTBOX', 'x', 'pg_catalog.now'} => '42P13' ], [ q{'OUT.BOX', 'x', 'app.handle'} => '22023' ],

@@ -198,8 +198,8 @@ CREATE FUNCTION trap.deputy(statement text) RETURNS text LANGUAGE plpgsql SECURI
 BEGIN EXECUTE statement; RETURN 'done'; EXCEPTION WHEN others THEN RETURN SQLSTATE || ' ' || SQLERRM; END $$;
 RESET ROLE;
 CREATE FUNCTION public.note(outbox.message) RETURNS void LANGUAGE sql AS '';
-INSERT INTO outbox.subscription (stream, durable, subject, handler, run_as, from_now, ordered, max_attempts, ack_wait, batch_size, paused)
-SELECT 'OUTBOX', r, '', 'public.note', r, true, true, 1, '1 s', 1, true FROM unnest('{postgres,north}'::name[]) r;
+INSERT INTO outbox.subscription (stream, durable, subject, handler, run_as, ordered, max_attempts, ack_wait, batch_size, paused)
+SELECT 'OUTBOX', r, '', 'public.note', r, true, 1, '1 s', 1, true FROM unnest('{postgres,north}'::name[]) r;
 SQL
 foreach my $case (
 	[ q{SELECT outbox.subscribe('OUTBOX', 'deputy', 'trap.handle', run_as => 'postgres')}, qr/^42501 must be a member of role "postgres"/ ],

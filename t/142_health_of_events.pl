@@ -47,10 +47,19 @@ reason('warning', 'events_retried', '1 events wait for another attempt; the last
 ask("SELECT outbox.discard('a test', event_id => '$id')");
 healthy('discarded');
 
+# --- so many that health() doesn't count them all
+ask(q{INSERT INTO outbox.delivery (position, agg_hash, state, attempts, last_code, last_error, failed_at)
+	SELECT 1000000 + i, i, CASE WHEN i <= 1200 THEN 'b' ELSE 'f' END, 1, 0, 'one of many', now() FROM generate_series(1, 2500) i});
+reason('critical', 'aggregates_blocked', 'at least 1000 aggregates wait for a failed event, the first since \d');
+reason('warning', 'dead_letters', 'at least 1000 events are dead letters; the last error: one of many');
+is(ask(q{SELECT dead_letters, blocked_aggregates, retried, last_error FROM outbox.trouble()}), '2500|1200|0|one of many', 'trouble() does');
+ask(q{DELETE FROM outbox.delivery WHERE last_error = 'one of many'});
+healthy('none of them');
+
 # --- operators, and what their pause leads to
 ask(q{SELECT outbox.pause(aggregate_type => 'order', reason => 'a test')});
 reason('warning', 'paused', 'aggregate type "order" is paused since .*: a test');
-is(remedy('paused', run => 1), q{SELECT outbox.resume(aggregate_type => 'order');}, 'the remedy is a statement');
+is(remedy('paused', run => 1), q{SELECT outbox.resume(aggregate_type => 'order'); -- See docs/failures.md, "Paused".}, 'the remedy is a statement');
 ask(q{SELECT outbox.pause()});
 reason('warning', 'paused', 'publishing of everything');
 enqueue(3);
@@ -164,7 +173,7 @@ healthy('handled');
 is(ask('SELECT string_agg(trace, $$,$$) FROM handled WHERE trace IS NOT NULL'), $trace, 'with the trace context of the enqueue');
 ask(q{SELECT outbox.pause_subscription('OUTBOX', 'health')});
 reason('warning', 'subscription_paused', 'subscription OUTBOX/health is paused');
-is(remedy('subscription_paused', run => 1), q{SELECT outbox.resume_subscription('OUTBOX', 'health');}, 'the remedy is a statement');
+is(remedy('subscription_paused', run => 1), q{SELECT outbox.resume_subscription('OUTBOX', 'health'); -- See docs/failures.md, "Paused".}, 'the remedy is a statement');
 healthy('resumed');
 $nats->stop;
 reason('critical', 'subscription_stopped', 'subscription OUTBOX/health is not connected since');

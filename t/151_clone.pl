@@ -131,6 +131,8 @@ is_stored_once($nats, 'all', ids_of($node, 'wal_log', 'true'));
 # The log itself is replicated, with an initial copy and without.
 
 my $connection = $node->connstr('wal_log');
+my $found = q{SELECT outbox.position_of(gen_random_uuid()) IS NULL AND bool_and(outbox.position_of(event_id) = position) FROM outbox.events};
+my $session;
 my $logs = join(', ', map { "outbox.log_$_" } 0 .. 7);
 sql('wal_log', qq{CREATE PUBLICATION sub FOR ALL TABLES; CREATE PUBLICATION live FOR TABLE $logs});
 sql('wal_log', q{SELECT outbox.pause(); SELECT pg_create_logical_replication_slot(s, 'pgoutput') FROM unnest('{sub,live}'::text[]) s});
@@ -142,7 +144,11 @@ foreach my $db (qw(sub live))
 
 	sql($db, 'CREATE EXTENSION outbox');
 	ok(wait_relay($node, $db, timeout => 60), "$db: a new installation");
-	sql($db, "CREATE SUBSCRIPTION $db CONNECTION \$\$$connection\$\$ PUBLICATION $db WITH (create_slot = false, slot_name = '$db', copy_data = $copy)");
+	sql($db, "CREATE SUBSCRIPTION $db CONNECTION \$\$$connection\$\$ PUBLICATION $db WITH (create_slot = false, slot_name = '$db', copy_data = $copy, enabled = false)");
+	# It knows the database's own key of event_ids before it gets others.
+	$session = $node->background_psql($db, on_error_stop => 1) if $db eq 'sub';
+	is($session->query($found), '', "$db: no event yet") if $db eq 'sub';
+	sql($db, "ALTER SUBSCRIPTION $db ENABLE");
 	ok(wait_for_query($node, $db, q{SELECT bool_and(srsubstate IN ('r', 's')) FROM pg_subscription_rel}), "$db: subscribed");
 }
 $stored = stored();
@@ -156,6 +162,8 @@ foreach my $db (qw(sub live))
 	is(sql($db, q{SELECT count(*) FROM outbox.events WHERE aggregate_type = 'replicated'}), 20, "$db: they have come");
 	like(($node->psql($db, 'SELECT outbox.arm()'))[2], qr/subscription "$db" writes into the log\n.*\n.*DISABLE/s, "$db: not armed while they come");
 }
+is($session->query($found), 't', 'all are found by their ids, also in a session from before');
+$session->quit;
 # The switch: the publisher must not publish any more.
 sql('wal_log', 'SELECT outbox.disarm()');
 $node->wait_for_catchup('sub');

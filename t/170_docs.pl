@@ -1,6 +1,6 @@
 # The documentation is true: every SQL example of README.md and docs/*.md runs, in order,
 # against a server and NATS; what it enqueues is published. Links and anchors lead
-# somewhere. docs/reference.md is what the catalog says. Messages name sections of
+# somewhere. docs/reference.md is what the catalog says. Messages, and outbox.health()'s remedies, name sections of
 # docs/failures.md that exist. OutboxDocs.pm tells how an example says what it needs.
 # "prove t/170_docs.pl :: docs/producing.md" runs only the examples of that page.
 
@@ -61,7 +61,8 @@ is_deeply([ grep { m{^docs/} && $_ ne 'docs/README.md' && !$linked{$_} } @pages 
 
 sub sources { return map { slurp_file($_) } glob("$root/src/*.c $root/src/*.h $root/sql/install/*.sql") }
 
-my %named = map { $_ => 1 } map { (/See docs\/failures\.md, \\?"([A-Z][^"\\]*)\\?"/g, /SEE\("([^"]+)"\)/g) } sources();
+my %named = map { $_ => 1 } map { (/See docs\/failures\.md, \\?"([A-Z][^"\\]*)\\?"/g, /SEE\("([^"]+)"\)/g,
+	/^ +\('[a-z_]+', '(?:critical|warning)', '([^']+)',/mg) } sources();
 my ($section, %explained) = ('');
 foreach my $heading (headings('docs/failures.md'))
 {

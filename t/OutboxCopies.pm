@@ -41,7 +41,7 @@ sub contents
 SELECT string_agg(CASE c.relkind WHEN 'S' THEN format('SELECT %L AS name, last_value AS n, is_called::text AS rows FROM outbox.%I', c.relname, c.relname)
 	ELSE format('SELECT %L, count(*), md5(string_agg(t::text, E''\n'' ORDER BY t::text)) FROM outbox.%I t', c.relname, c.relname) END, ' UNION ALL ')
 	|| ' ORDER BY 1'
-FROM pg_class c JOIN pg_extension e ON c.oid = ANY (e.extconfig) WHERE e.extname = 'outbox' AND c.relname <> 'identity'
+FROM pg_class c JOIN pg_extension e ON c.oid = ANY (e.extconfig) WHERE e.extname = 'outbox' AND c.relname NOT IN ('identity', 'id_key')
 \gexec
 SQL
 }

@@ -14,16 +14,22 @@ CREATE TABLE outbox.privileges (
 );
 COMMENT ON TABLE outbox.privileges IS 'what outbox.grant_producer() and its like grant: the privileges of each kind of role; owner: for nobody else';
 INSERT INTO outbox.privileges SELECT 'monitor', 'SELECT', unnest('{privileges, pauses, purges}'::name[]);
-INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{position, id_key, ledger, ring, request, request_id_seq}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{position, id_key, id_key_changed, ledger, ring, request, request_id_seq}'::name[]);
 
 -- CACHE 1: a cached range would break "position order is commit order" within an aggregate.
 CREATE SEQUENCE outbox.position AS bigint CACHE 1;
 COMMENT ON SEQUENCE outbox.position IS 'places of events in the log; numbers of rolled-back transactions are never used';
 
--- What the event_ids of this database are made with: a number by chance, so that no two databases make the same ones.
-CREATE SEQUENCE outbox.id_key AS bigint;
-SELECT pg_catalog.setval('outbox.id_key', 1 + (('x' || pg_catalog.left(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 11))::bit(44))::bigint);
-COMMENT ON SEQUENCE outbox.id_key IS 'a number by chance that never changes; event_ids are made with it';
+-- Any row is as good as another. A dump and a subscription bring their own beside the one that is made here.
+CREATE TABLE outbox.id_key (
+    key bigint PRIMARY KEY                   -- see src/event_id.c
+);
+INSERT INTO outbox.id_key VALUES (1 + (('x' || pg_catalog.left(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 11))::bit(44))::bigint);
+COMMENT ON TABLE outbox.id_key IS 'numbers by chance by which event_ids are made: this database''s, and those of databases whose events it has got by a restore or by replication';
+CREATE FUNCTION outbox.id_key_changed() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_id_key_changed';
+COMMENT ON FUNCTION outbox.id_key_changed() IS 'trigger of outbox.id_key: sessions read it again';
+CREATE TRIGGER outbox_changed AFTER INSERT OR UPDATE OR DELETE ON outbox.id_key FOR EACH ROW EXECUTE FUNCTION outbox.id_key_changed();
+ALTER TABLE outbox.id_key ENABLE ALWAYS TRIGGER outbox_changed;
 
 -- The log holds every event, in append-only children; this parent never holds a row.
 CREATE TABLE outbox.log (
@@ -129,6 +135,8 @@ CREATE TABLE outbox.delivery (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 CREATE INDEX delivery_aggregate ON outbox.delivery (agg_hash, position) WHERE state <> 'd';
+-- How many there are, and the last one.
+CREATE INDEX delivery_state ON outbox.delivery (state, failed_at) INCLUDE (agg_hash) WHERE state <> 'd';
 CREATE INDEX delivery_open ON outbox.delivery (position) WHERE state IN ('r', 'b');
 COMMENT ON TABLE outbox.delivery IS 'attempts, last error and fate of events that failed at least once or were discarded';
 

@@ -88,7 +88,7 @@ BEGIN
     END LOOP;
     -- A data-only restore disables all triggers, and then enables them in another way.
     FOR item IN SELECT g.tgrelid::regclass AS "table", g.tgname FROM pg_trigger g JOIN pg_class c ON c.oid = g.tgrelid
-        WHERE c.relnamespace = 'outbox'::regnamespace AND g.tgname IN ('outbox_loaded', 'outbox_replicated') AND g.tgenabled <> 'A'
+        WHERE c.relnamespace = 'outbox'::regnamespace AND g.tgname IN ('outbox_loaded', 'outbox_replicated', 'outbox_changed') AND g.tgenabled <> 'A'
     LOOP
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item."table", item.tgname);
     END LOOP;

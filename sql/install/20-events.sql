@@ -61,12 +61,12 @@ CREATE FUNCTION outbox.aggregate_hash(aggregate_type text, aggregate_id text)
 RETURNS bigint LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'outbox_aggregate_hash';
 COMMENT ON FUNCTION outbox.aggregate_hash(text, text) IS 'the agg_hash of an aggregate''s events, by which they are indexed';
 
-CREATE FUNCTION outbox.position_in(event_id uuid) RETURNS bigint LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'outbox_position_in';
-COMMENT ON FUNCTION outbox.position_in(uuid) IS 'the position that an event_id of this database tells; any number for others';
+CREATE FUNCTION outbox.positions_in(event_id uuid) RETURNS bigint[] LANGUAGE c STABLE STRICT AS 'MODULE_PATHNAME', 'outbox_positions_in';
+COMMENT ON FUNCTION outbox.positions_in(uuid) IS 'the positions that an event_id may tell, one for each row of outbox.id_key; any numbers if it wasn''t made by one of them';
 
 CREATE FUNCTION outbox.position_of(event_id uuid) RETURNS bigint
 LANGUAGE sql STABLE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT l.position FROM outbox.log l WHERE l.position = (SELECT outbox.position_in($1)) AND l.event_id = $1
+    SELECT l.position FROM outbox.log l WHERE l.position = ANY ((SELECT outbox.positions_in($1))::bigint[]) AND l.event_id = $1
     UNION ALL
     SELECT l.position FROM outbox.log l WHERE l.event_id = $1 AND l.id_given
     LIMIT 1
@@ -122,4 +122,4 @@ INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'events',
       dataschema, aggregate_version, publish_state, published_at, attempts, next_attempt_at, last_error, agg_hash}');
 -- Called from within outbox.events with the rights of whoever reads the view; they show numbers and times only.
 INSERT INTO outbox.privileges SELECT 'public', 'EXECUTE', unnest('{in_flight_positions, settled_at, aggregate_hash}'::name[]);
-INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{events_insert, events_refuse, position_in}'::name[]);
+INSERT INTO outbox.privileges SELECT 'owner', 'ALL', unnest('{events_insert, events_refuse, positions_in}'::name[]);

@@ -27,7 +27,7 @@ CREATE TABLE outbox.subscription (
     subject      text NOT NULL,                  -- '': all
     handler      text NOT NULL,
     run_as       name NOT NULL,
-    from_now     boolean NOT NULL,
+    from_time    timestamptz,                    -- what was in the stream then is not wanted; null: all is
     ordered      boolean NOT NULL,
     max_attempts integer NOT NULL,
     ack_wait     interval NOT NULL,
@@ -135,8 +135,9 @@ BEGIN
     IF NOT has_function_privilege(run_as, handler::oid, 'EXECUTE') OR NOT has_schema_privilege(run_as, f.pronamespace, 'USAGE') THEN
         RAISE insufficient_privilege USING MESSAGE = format('role "%s" may not execute %s', run_as, handler);
     END IF;
-    INSERT INTO outbox.subscription AS s (stream, durable, subject, handler, run_as, from_now, ordered, max_attempts, ack_wait, batch_size)
-    VALUES (stream, durable, coalesce(subject, ''), format('%I.%I', f.nspname, f.proname), run_as, from_now, ordered,
+    INSERT INTO outbox.subscription AS s (stream, durable, subject, handler, run_as, from_time, ordered, max_attempts, ack_wait, batch_size)
+    VALUES (stream, durable, coalesce(subject, ''), format('%I.%I', f.nspname, f.proname), run_as,
+            CASE WHEN from_now THEN clock_timestamp() END, ordered,
             max_attempts, ack_wait, batch_size)
     ON CONFLICT ON CONSTRAINT subscription_stream_durable_key DO UPDATE SET
         revision = s.revision + 1, subject = EXCLUDED.subject, handler = EXCLUDED.handler, run_as = EXCLUDED.run_as,

@@ -228,6 +228,7 @@ BEGIN
             ('verdict', 'critical: events are stuck or lost; warning: look at it'),
             ('meaning', 'what is the case'),
             ('remedy', 'what to do'),
+            ('section', 'of docs/failures.md, where the remedy is told at length'),
             -- rights
             ('role', 'the role'),
             ('kind', 'producer, consumer, relay, reader, tenant, monitor, operator'),

@@ -146,6 +146,36 @@ test_positions(void)
 	(void) broker_consume_stop(consumer, GRACE_MS);
 }
 
+/* Where an owner begins that has no position, and wants what was stored in the last age_us. */
+static uint64_t
+start_new(const char *durable, int64_t age_us)
+{
+	BrokerConfig connection = base_config(&server);
+	BrokerConsumeConfig config = {.durable = durable, .start_new = true, .start_age_us = age_us, .ack_wait_ms = 30000, .window = 64};
+	BrokerConsumer *consumer = broker_consume_start(&connection, &config);
+	BrokerConsumeStatus status;
+	bool		running = wait_for(consumer, BROKER_CONSUME_RUNNING, &status);
+	BrokerReceived *first = running && status.position < 515 ? next(consumer, WAIT_MS) : NULL;
+
+	if (!running || (first != NULL && first->sequence != status.position + 1))
+		status.position = UINT64_MAX;
+	(void) broker_consume_stop(consumer, GRACE_MS);
+	return status.position;
+}
+
+static void
+test_start_new(void)
+{
+	int64_t		now = clock_us();
+
+	publish_some(5);
+	ok(start_new("n1", clock_us() - now) == 510, "consume: from a moment in the past on");
+	ok(start_new("n1", 0) == 510, "consume: the same when nothing was acknowledged and nobody has noted where it began");
+	ok(start_new("n2", 0) == 515, "consume: from now on");
+	ok(start_new("n2", INT64_C(3600) * 1000000) == 515, "consume: a consumer that is there tells");
+	ok(start_new("n3", INT64_C(3600) * 1000000) == 0, "consume: from before the first message on");
+}
+
 /* Stopped at any moment of its beginning. */
 static void
 test_stops(void)
@@ -176,6 +206,7 @@ test_consume(void)
 	publish_some(500);
 	test_flow();
 	test_positions();
+	test_start_new();
 	test_stops();
 	server_remove(&server);
 }

@@ -149,8 +149,14 @@ outbox_event_id_make(const OutboxCatalog *catalog, TimestampTz created_at, int64
 	memset(id, 0, sizeof(*id));
 }
 
+int
+outbox_event_id_key_count(const OutboxCatalog *catalog)
+{
+	return 1;
+}
+
 int64
-outbox_event_id_position(const OutboxCatalog *catalog, const pg_uuid_t *id)
+outbox_event_id_position(const OutboxCatalog *catalog, const pg_uuid_t *id, int key)
 {
 	return 0;
 }
