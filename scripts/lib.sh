@@ -16,6 +16,7 @@ PG_PORT=
 NATS_PID=
 NATS_PORT=
 CHILD=
+BESIDE=
 
 # nats-server lives in /usr/sbin.
 PATH=$PATH:/usr/sbin:/sbin
@@ -61,15 +62,21 @@ run_child() {
 	return "$status"
 }
 
+# Starts a program in the same way, to "wait $BESIDE" for it later. There can be one.
+start_beside() {
+	setsid "$@" </dev/null &
+	BESIDE=$!
+}
+
 # Tests take their own servers down when they get SIGTERM: give them time.
 end_child() {
-	[ -n "$CHILD" ] || return 0
-	kill -TERM -- "-$CHILD" 2>/dev/null || return 0
+	[ -n "$1" ] || return 0
+	kill -TERM -- "-$1" 2>/dev/null || return 0
 	for ((i = 0; i < 300; i++)); do
-		kill -0 -- "-$CHILD" 2>/dev/null || return 0
+		kill -0 -- "-$1" 2>/dev/null || return 0
 		sleep 0.1
 	done
-	kill -KILL -- "-$CHILD" 2>/dev/null || true
+	kill -KILL -- "-$1" 2>/dev/null || true
 }
 
 # Words to put in front of a command so that it runs as postgres, as neither the
@@ -87,7 +94,8 @@ clean_up() {
 	local status=$?
 	trap '' INT TERM HUP
 	set +e
-	end_child
+	end_child "$CHILD"
+	end_child "$BESIDE"
 	if [ "$KEEP" != 1 ]; then
 		if declare -F at_exit >/dev/null; then at_exit; fi
 		stop_postgres

@@ -165,12 +165,16 @@ finds_event_id(Oid log_oid, Oid index_oid, ScanKey key, const pg_uuid_t *event_i
 	SysScanDesc scan;
 	HeapTuple	tuple;
 	bool		found = false;
-	bool		isnull;
 
 	InitDirtySnapshot(dirty);
 	scan = systable_beginscan_ordered(log, index, &dirty, 1, key);
 	while (!found && (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
-		found = memcmp(DatumGetUUIDP(heap_getattr(tuple, LOG_EVENT_ID, RelationGetDescr(log), &isnull))->data, event_id->data, UUID_LEN) == 0;
+	{
+		bool isnull;
+		Datum		value = heap_getattr(tuple, LOG_EVENT_ID, RelationGetDescr(log), &isnull);
+
+		found = !isnull && memcmp(DatumGetUUIDP(value)->data, event_id->data, UUID_LEN) == 0;
+	}
 	systable_endscan_ordered(scan);
 	index_close(index, AccessShareLock);
 	table_close(log, NoLock);

@@ -136,7 +136,6 @@ forget_others(const Job *job)
 	Oid			types[] = {INT8OID, CHAROID, INT8OID};
 	Datum		values[] = {Int64GetDatum(job->archived->range), CharGetDatum(job->kind), Int64GetDatum(job->id)};
 	List	   *files = NIL;
-	ListCell   *cell;
 
 	begin(job);
 	outbox_retire_run("SELECT o.destination, o.file, o.sha256 FROM outbox.archives o JOIN outbox.archives a ON a.id = $3"
@@ -148,11 +147,11 @@ forget_others(const Job *job)
 		for (int column = 1; column <= 3; column++)
 			files = lappend(files, SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, column));
 	}
-	for (cell = list_head(files); cell != NULL; cell = lnext(files, cell))
+	for (int i = 0; i < list_length(files); i += 3)
 	{
-		const char *directory = lfirst(cell);
-		const char *file = lfirst(cell = lnext(files, cell));
-		const char *sha256 = lfirst(cell = lnext(files, cell));
+		const char *directory = list_nth(files, i);
+		const char *file = list_nth(files, i + 1);
+		const char *sha256 = list_nth(files, i + 2);
 		ArchiveManifest found;
 		ArchiveError error;
 

@@ -23,6 +23,7 @@
 
 #include "database.h"
 #include "event.h"
+#include "ledger_lookup.h"
 #include "log.h"
 #include "log_scan.h"
 #include "ring.h"
@@ -40,11 +41,9 @@ typedef struct Batch
 	Relation	delivery_index;
 	SysScanDesc	delivery_scan;
 	HeapTuple	delivery_tuple;
-	FmgrInfo	settled_at;		/* keeps a bucket of the ledger */
+	OutboxLedgerBucket *ledger;
 	MemoryContext row_context;
 } Batch;
-
-extern Datum outbox_settled_at(PG_FUNCTION_ARGS);
 
 /* ------------------------------------------------------------------- texts */
 
@@ -122,14 +121,9 @@ is_kept(const OutboxArchiveRows *rows, int64 position)
 static int64
 settled_at(Batch *batch, int64 position)
 {
-	LOCAL_FCINFO(call, 1);
-	Datum		time;
+	TimestampTz time = outbox_ledger_settled_at(batch->ledger, position);
 
-	InitFunctionCallInfoData(*call, &batch->settled_at, 1, InvalidOid, NULL, NULL);
-	call->args[0].value = Int64GetDatum(position);
-	call->args[0].isnull = false;
-	time = outbox_settled_at(call);
-	return call->isnull ? ARCHIVE_TIME_UNKNOWN : archive_time(DatumGetTimestampTz(time));
+	return time == DT_NOEND ? ARCHIVE_TIME_UNKNOWN : archive_time(time);
 }
 
 /* What outbox.delivery says of the event, if anything. False: it isn't terminal. */
@@ -234,8 +228,7 @@ open_scans(Batch *batch)
 	ScanKeyInit(&key, DELIVERY_POSITION, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(outbox_log_scan_position(&batch->log)));
 	batch->delivery_scan = systable_beginscan_ordered(batch->delivery, batch->delivery_index, GetActiveSnapshot(), 1, &key);
 	batch->delivery_tuple = systable_getnext_ordered(batch->delivery_scan, ForwardScanDirection);
-	memset(&batch->settled_at, 0, sizeof(batch->settled_at));
-	batch->settled_at.fn_mcxt = CurrentMemoryContext;
+	batch->ledger = outbox_ledger_bucket_create(CurrentMemoryContext);
 	batch->row_context = AllocSetContextCreate(CurrentMemoryContext, "outbox archive row", ALLOCSET_DEFAULT_SIZES);
 }
 

@@ -112,22 +112,19 @@ acknowledge(BrokerConsumer *consumer, BrokerReceived *message)
 static void
 tell_progress(BrokerConsumer *consumer)
 {
-	char	  **replies;
-	int			count = 0;
+	size_t		size = 1;
+	char	   *replies;		/* one behind the other */
+	char	   *end;
 
 	pthread_mutex_lock(&consumer->lock);
-	replies = calloc((size_t) consumer->unfinished_count + 1, sizeof(char *));
-	for (BrokerReceived *m = consumer->unfinished; replies != NULL && m != NULL; m = m->next)
-	{
-		if ((replies[count] = strdup(m->reply)) != NULL)
-			count++;
-	}
+	for (BrokerReceived *m = consumer->unfinished; m != NULL; m = m->next)
+		size += strlen(m->reply) + 1;
+	end = replies = malloc(size);
+	for (BrokerReceived *m = consumer->unfinished; end != NULL && m != NULL; m = m->next)
+		end = stpcpy(end, m->reply) + 1;
 	pthread_mutex_unlock(&consumer->lock);
-	for (int i = 0; i < count; i++)
-	{
-		(void) natsConnection_PublishString(consumer->nc, replies[i], "+WPI");
-		free(replies[i]);
-	}
+	for (const char *reply = replies; reply != end; reply += strlen(reply) + 1)
+		(void) natsConnection_PublishString(consumer->nc, reply, "+WPI");
 	free(replies);
 }
 

@@ -54,7 +54,8 @@ outbox_buffer_put_integer(OutboxBuffer *buffer, int64_t value)
 {
 	char		text[24];
 
-	outbox_buffer_put(buffer, text, (size_t) snprintf(text, sizeof(text), "%" PRId64, value));
+	snprintf(text, sizeof(text), "%" PRId64, value);
+	outbox_buffer_put_text(buffer, text);
 }
 
 /*

@@ -95,7 +95,8 @@ load_changed(OutboxCapture *capture, TupleDesc desc, const OutboxSettingsRow *se
 	int			count;
 	char	  **names = outbox_rule_texts(settings, "changed_columns", &count);
 
-	capture->has_changed = names != NULL;
+	if (names == NULL)
+		return;
 	capture->changed = palloc(sizeof(int) * Max(count, 1));
 	for (int i = 0; i < count; i++)
 	{
@@ -107,8 +108,7 @@ load_changed(OutboxCapture *capture, TupleDesc desc, const OutboxSettingsRow *se
 			note_drift(capture, "column", names[i]);
 	}
 	/* Nothing left to compare: rather every update than none. */
-	if (capture->changed_count == 0)
-		capture->has_changed = false;
+	capture->has_changed = capture->changed_count > 0;
 }
 
 static void

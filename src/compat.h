@@ -65,6 +65,13 @@
 	ExecInsertIndexTuples(result, slot, estate, false, false, NULL, NIL)
 #endif
 
+/* 17 lets an index keep things from one insert to the next: a BRIN index pages of its map, pinned. */
+#if PG_VERSION_NUM >= 170000
+#define outbox_index_insert_cleanup(index, info) index_insert_cleanup(index, info)
+#else
+#define outbox_index_insert_cleanup(index, info) ((void) 0)
+#endif
+
 /* 16 added an argument for errors that are not raised. */
 #if PG_VERSION_NUM >= 160000
 #define outbox_qualified_names(text) stringToQualifiedNameList(text, NULL)

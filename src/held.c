@@ -51,9 +51,9 @@ outbox_held_envelope(OutboxEnvelope *envelope)
 	};
 }
 
-/* As the envelope wants it. What is converted is palloc'd. */
+/* As the envelope wants it, but for the payload. What is converted is palloc'd. */
 void
-outbox_held_row_to_utf8(OutboxRow *row)
+outbox_held_head_to_utf8(OutboxRow *row)
 {
 	const char **texts[] = {&row->aggregate_type, &row->aggregate_id, &row->event_type, &row->subject, &row->content_type,
 							&row->dataschema};
@@ -67,11 +67,24 @@ outbox_held_row_to_utf8(OutboxRow *row)
 	}
 	if (row->headers != NULL)
 		row->headers = pstrdup(outbox_event_utf8(row->headers));
-	if (outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED && row->payload_kind == PAYLOAD_TEXT)
+}
+
+void
+outbox_held_payload_to_utf8(OutboxRow *row)
+{
+	if (GetDatabaseEncoding() != PG_UTF8 && outbox_envelope == OUTBOX_ENVELOPE_STRUCTURED && row->payload_kind == PAYLOAD_TEXT)
 	{
 		row->payload = outbox_event_utf8(pnstrdup(row->payload, row->payload_len));
 		row->payload_len = strlen(row->payload);
 	}
+}
+
+/* All of it. */
+void
+outbox_held_row_to_utf8(OutboxRow *row)
+{
+	outbox_held_head_to_utf8(row);
+	outbox_held_payload_to_utf8(row);
 }
 
 /* A text of the event's own, behind it in the block. */

@@ -46,6 +46,8 @@ typedef struct OutboxLogRow
 extern void outbox_held_envelope(OutboxEnvelope *envelope);
 extern OutboxEvent *outbox_held_build(OutboxLogRow *row);
 extern OutboxEvent *outbox_held_broken(int home, int64 position, uint64 agg_hash, const char *why);
+extern void outbox_held_head_to_utf8(OutboxRow *row);
+extern void outbox_held_payload_to_utf8(OutboxRow *row);
 extern void outbox_held_row_to_utf8(OutboxRow *row);
 
 #endif /* OUTBOX_HELD_H */

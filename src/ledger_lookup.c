@@ -1,11 +1,11 @@
 /*
  * ledger_lookup.c
- *	  outbox.settled_at(position): since when a position is recorded in the
- *	  ledger, for the view outbox.events.
+ *	  Since when a position is recorded in the ledger: outbox.settled_at(position)
+ *	  for the view outbox.events, and the same for readers in C.
  *
  * The ledger has few rows for many positions, so a bucket of 1,024 positions
  * is read once and kept for the calls that follow, which a scan of the view
- * makes in position order.
+ * or of the log makes in position order.
  */
 #include "outbox.h"
 
@@ -18,13 +18,13 @@
 #include "utils/snapmgr.h"
 
 #include "database.h"
+#include "ledger_lookup.h"
 #include "log.h"
 #include "tracker.h"
 
 PG_FUNCTION_INFO_V1(outbox_settled_at);
 
-/* One bucket as one snapshot sees it; lives as long as the calling expression. */
-typedef struct Bucket
+struct OutboxLedgerBucket
 {
 	bool		valid;
 	int64		number;
@@ -32,10 +32,10 @@ typedef struct Bucket
 	TransactionId xmax;
 	CommandId	curcid;
 	TimestampTz settled_at[OUTBOX_BUCKET_SIZE]; /* DT_NOEND: not settled */
-} Bucket;
+};
 
 static bool
-is_current(const Bucket *bucket, int64 number, Snapshot snapshot)
+is_current(const OutboxLedgerBucket *bucket, int64 number, Snapshot snapshot)
 {
 	return bucket->valid && bucket->number == number &&
 		bucket->completions == snapshot->snapXactCompletionCount &&
@@ -43,7 +43,7 @@ is_current(const Bucket *bucket, int64 number, Snapshot snapshot)
 }
 
 static void
-apply_row(Bucket *bucket, HeapTuple tuple, TupleDesc desc)
+apply_row(OutboxLedgerBucket *bucket, HeapTuple tuple, TupleDesc desc)
 {
 	bool		isnull;
 	TimestampTz at = DatumGetTimestampTz(heap_getattr(tuple, LEDGER_SETTLED_AT, desc, &isnull));
@@ -60,7 +60,7 @@ apply_row(Bucket *bucket, HeapTuple tuple, TupleDesc desc)
 }
 
 static void
-load(Bucket *bucket, int64 number, Snapshot snapshot)
+load(OutboxLedgerBucket *bucket, int64 number, Snapshot snapshot)
 {
 	const OutboxCatalog *catalog = outbox_database_catalog(false);
 	ScanKeyData key;
@@ -91,25 +91,35 @@ load(Bucket *bucket, int64 number, Snapshot snapshot)
 	bucket->valid = true;
 }
 
-/* outbox.settled_at(position bigint) RETURNS timestamptz, NULL when it isn't settled. */
+OutboxLedgerBucket *
+outbox_ledger_bucket_create(MemoryContext context)
+{
+	OutboxLedgerBucket *bucket = MemoryContextAlloc(context, sizeof(OutboxLedgerBucket));
+
+	bucket->valid = false;
+	return bucket;
+}
+
+TimestampTz
+outbox_ledger_settled_at(OutboxLedgerBucket *bucket, int64 position)
+{
+	int64		number = position >> OUTBOX_BUCKET_SHIFT;
+	Snapshot	snapshot = GetActiveSnapshot();
+
+	if (!is_current(bucket, number, snapshot))
+		load(bucket, number, snapshot);
+	return bucket->settled_at[position & (OUTBOX_BUCKET_SIZE - 1)];
+}
+
+/* outbox.settled_at(position bigint) RETURNS timestamptz, NULL when it isn't settled. The bucket lives as long as the calling expression. */
 Datum
 outbox_settled_at(PG_FUNCTION_ARGS)
 {
-	int64		position = PG_GETARG_INT64(0);
-	int64		number = position >> OUTBOX_BUCKET_SHIFT;
-	Snapshot	snapshot = GetActiveSnapshot();
-	Bucket	   *bucket = fcinfo->flinfo->fn_extra;
 	TimestampTz result;
 
-	if (bucket == NULL)
-	{
-		bucket = MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(Bucket));
-		bucket->valid = false;
-		fcinfo->flinfo->fn_extra = bucket;
-	}
-	if (!is_current(bucket, number, snapshot))
-		load(bucket, number, snapshot);
-	result = bucket->settled_at[position & (OUTBOX_BUCKET_SIZE - 1)];
+	if (fcinfo->flinfo->fn_extra == NULL)
+		fcinfo->flinfo->fn_extra = outbox_ledger_bucket_create(fcinfo->flinfo->fn_mcxt);
+	result = outbox_ledger_settled_at(fcinfo->flinfo->fn_extra, PG_GETARG_INT64(0));
 	if (result == DT_NOEND)
 		PG_RETURN_NULL();
 	PG_RETURN_TIMESTAMPTZ(result);

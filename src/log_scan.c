@@ -69,15 +69,14 @@ text_of(const Datum *values, const bool *nulls, int column)
 	return nulls[column - 1] ? NULL : TextDatumGetCString(values[column - 1]);
 }
 
-/* Takes a row apart; strings go to the current memory context, in the server's encoding. */
-void
-outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row)
+/* Takes a row apart, all but its payload, which is returned as it is stored. Strings go to the current memory context, in the server's encoding. */
+Datum
+outbox_log_scan_head(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row)
 {
 	/* The tables of a newer version may have more columns than we know. */
 	Datum		values[MaxHeapAttributeNumber];
 	bool		nulls[MaxHeapAttributeNumber];
 	OutboxRow  *event = &row->row;
-	bytea	   *payload;
 
 	heap_deform_tuple(tuple, RelationGetDescr(scan->log), values, nulls);
 	row->home = scan->home;
@@ -99,9 +98,28 @@ outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *ro
 	event->content_type = text_of(values, nulls, LOG_CONTENT_TYPE);
 	event->dataschema = text_of(values, nulls, LOG_DATASCHEMA);
 	event->headers = text_of(values, nulls, LOG_HEADERS);
-	payload = DatumGetByteaPP(values[LOG_PAYLOAD - 1]);
-	event->payload = VARDATA_ANY(payload);
-	event->payload_len = VARSIZE_ANY_EXHDR(payload);
+	event->payload = "";
+	event->payload_len = 0;
+	return values[LOG_PAYLOAD - 1];
+}
+
+/* And that, which may be a part of the tuple. */
+void
+outbox_log_scan_payload(OutboxRow *row, Datum payload)
+{
+	bytea	   *bytes = DatumGetByteaPP(payload);
+
+	row->payload = VARDATA_ANY(bytes);
+	row->payload_len = VARSIZE_ANY_EXHDR(bytes);
+}
+
+/* All of a row. */
+void
+outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row)
+{
+	Datum		payload = outbox_log_scan_head(scan, tuple, row);
+
+	outbox_log_scan_payload(&row->row, payload);
 }
 
 /* The in-memory event of a row; scratch is reset. */

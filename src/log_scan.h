@@ -29,6 +29,8 @@ extern void outbox_log_scan_close(OutboxLogScan *scan);
 /* Of a row of the scan, be it where the scan stands or a copy. */
 extern int64 outbox_log_scan_int64(const OutboxLogScan *scan, HeapTuple tuple, int column, int64 if_null);
 extern int64 outbox_log_scan_position(const OutboxLogScan *scan);
+extern Datum outbox_log_scan_head(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row);
+extern void outbox_log_scan_payload(OutboxRow *row, Datum payload);
 extern void outbox_log_scan_row(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *row);
 extern OutboxEvent *outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext scratch);
 

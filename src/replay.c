@@ -35,6 +35,7 @@
 #include "held.h"
 #include "replay.h"
 #include "replay_job.h"
+#include "replay_live.h"
 #include "replay_player.h"
 #include "signals.h"
 #include "worker.h"
@@ -43,13 +44,11 @@
 #define TELL_US INT64CONST(1000000)
 
 /* Messages in flight at most beside live traffic: what an event of it may have to wait for at the server. */
-#define LIVE_WINDOW 64
+#define LIVE_WINDOW 16
 
-/* Relays that have more pending events than this are not to be disturbed. */
-#define LIVE_BACKLOG 500
-#define LIVE_LOOK_US INT64CONST(20000)
-/* Live traffic that has ended so long ago is none any more. */
-#define LIVE_MEMORY_US INT64CONST(2000000)
+/* How often the log is counted on while there is something to send; and how often at first, before that. */
+#define COUNT_US INT64CONST(20000)
+#define COUNTED_FIRST 10
 
 /* When it isn't known whether a message is stored: pauses between tries, doubled, and how many in a row. */
 #define RETRY_BASE_US INT64CONST(200000)
@@ -58,9 +57,6 @@
 /* Messages that are made ready before they are sent together, so that signals are blocked and unblocked but once for them; and their bytes. */
 #define READY 256
 #define READY_BYTES (1024 * 1024)
-
-#define EXIT_GRACE_MS 2500
-#define DUPLICATE_WINDOW_MS (2 * 60 * 1000)
 
 /* An event that can be sent. */
 typedef struct Ready
@@ -87,6 +83,7 @@ typedef struct Replay
 	OutboxPlayer player;
 	int64		total;
 
+	Broker	   *broker;
 	Ready		ready[READY];	/* to be sent next */
 	int			ready_at;
 	int			ready_count;
@@ -97,114 +94,14 @@ typedef struct Replay
 	int			tries;
 	int64		tried_at_done;	/* progress then */
 
-	OutboxPlayerLive live;
-	int64		live_look_at;
-	uint64		live_published;
-	int64		live_until;
+	OutboxReplayLive live;
+
+	OutboxReplaySource *counter; /* counts the events of the log; NULL: total is known */
+	int64		counted;
+	int64		count_at;
 } Replay;
 
 static Replay replay;
-static Broker *broker = NULL;
-
-/* ---------------------------------------------------------------- the broker */
-
-/* on_proc_exit */
-static void
-close_broker(int code, Datum arg)
-{
-	sigset_t	saved;
-
-	outbox_worker_skip_exit_handlers(code);
-	if (broker == NULL)
-		return;
-	outbox_signals_block(&saved);
-	(void) broker_destroy(broker, PostmasterIsAlive() ? EXIT_GRACE_MS : 0);
-	broker = NULL;
-	outbox_signals_restore(&saved);
-}
-
-/* With the settings' credentials only if the server is the settings' own. */
-static void
-connect_target(void)
-{
-	const OutboxReplayJob *job = &replay.job;
-	bool		own = job->target_url == NULL;
-	char		subjects[OUTBOX_MAX_TEMPLATE + OUTBOX_MAX_SUBJECT + 2] = "";
-	int			prefix = 0;
-	bool		ok;
-	sigset_t	saved;
-	BrokerConfig config = {
-		.url = own ? outbox_nats_url : job->target_url,
-		.credentials_file = own ? outbox_credentials_file : NULL,
-		.login_file = own ? outbox_login_file : NULL,
-		.nkey_seed_file = own ? outbox_nkey_seed_file : NULL,
-		.tls_ca_file = outbox_tls_ca_file,
-		.tls_cert_file = own ? outbox_tls_cert_file : NULL,
-		.tls_key_file = own ? outbox_tls_key_file : NULL,
-		.client_name = "outbox replay",
-		.inbox_prefix = outbox_inbox_prefix,
-		.stream = job->target_stream == NULL ? outbox_stream : job->target_stream,
-		.stream_subjects = subjects,
-		.stream_create = outbox_stream_create,
-		.duplicate_window_ms = DUPLICATE_WINDOW_MS,
-		.ack_timeout_ms = outbox_ack_timeout,
-		.connect_timeout_ms = outbox_connect_timeout,
-		.reconnect_base_ms = outbox_retry_base_delay,
-		.reconnect_max_ms = outbox_retry_max_delay,
-		.max_in_flight = OUTBOX_PLAYER_WINDOW,
-	};
-
-	if (job->target_prefix != NULL)
-		prefix = snprintf(subjects, sizeof(subjects), "%s.", job->target_prefix);
-	if (prefix >= (int) sizeof(subjects) ||
-		outbox_encode_stream_subjects(outbox_subject_template, subjects + prefix, sizeof(subjects) - prefix) < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("target_prefix is too long")));
-	on_proc_exit(close_broker, (Datum) 0);
-	outbox_signals_block(&saved);
-	broker = broker_create();
-	ok = broker != NULL && broker_configure(broker, &config);
-	outbox_signals_restore(&saved);
-	if (!ok)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("could not start the NATS client"),
-				 errdetail("Memory, descriptors or threads are exhausted.")));
-	outbox_player_begin(&replay.player, broker, job->rate, OUTBOX_PLAYER_WINDOW);
-	replay.player.reached = job->reached;
-}
-
-/* ------------------------------------------------------------- live traffic */
-
-/* What the relays say of themselves, looked at now and then. */
-static OutboxPlayerLive
-live_traffic(int64 now)
-{
-	uint64		published = 0;
-	uint64		pending = 0;
-
-	if (now < replay.live_look_at)
-		return replay.live;
-	replay.live_look_at = now + LIVE_LOOK_US;
-	for (int i = 0; i < OUTBOX_MAX_RELAYS; i++)
-	{
-		OutboxPlace *place = &replay.database->places[i];
-
-		if (pg_atomic_read_u32(&place->pid) == 0)
-			continue;
-		published += pg_atomic_read_u64(&place->published);
-		pending += pg_atomic_read_u64(&place->known_pending);
-	}
-	if (published != replay.live_published || pending > 0)
-		replay.live_until = now + LIVE_MEMORY_US;
-	replay.live_published = published;
-	if (pending > LIVE_BACKLOG)
-		replay.live = OUTBOX_LIVE_BUSY;
-	else
-		replay.live = now < replay.live_until ? OUTBOX_LIVE_ACTIVE : OUTBOX_LIVE_IDLE;
-	return replay.live;
-}
 
 /* ----------------------------------------------------------------- progress */
 
@@ -219,8 +116,8 @@ get_figures(OutboxReplayFigures *figures)
 	sigset_t	saved;
 
 	outbox_signals_block(&saved);
-	if (broker != NULL)
-		broker_get_status(broker, &status);
+	if (replay.broker != NULL)
+		broker_get_status(replay.broker, &status);
 	outbox_signals_restore(&saved);
 	text[0] = '\0';
 	if (player->trouble != OUTBOX_PLAYER_FINE)
@@ -308,39 +205,44 @@ next_row(OutboxRow *row)
 	return replay.source->next(replay.source, row);
 }
 
-/* Gets the next messages ready. False: there is none. */
-static bool
+/* Gets the next messages ready. */
+static void
 prepare(void)
 {
+	OutboxSourceResult got = OUTBOX_SOURCE_ROW;
 	size_t		bytes = 0;
 	OutboxRow	row;
 
-	if (replay.ready_at < replay.ready_count)
-		return true;
 	replay.ready_at = replay.ready_count = 0;
-	while (!replay.ended && replay.ready_count < READY && bytes < READY_BYTES)
+	while (got == OUTBOX_SOURCE_ROW && replay.ready_count < READY && bytes < READY_BYTES)
 	{
-		switch (next_row(&row))
-		{
-			case OUTBOX_SOURCE_END:
-				replay.ended = true;
-				break;
-			case OUTBOX_SOURCE_FAILED:
-				check_whether_told_to_end();
-				ereport(ERROR,
-						(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
-						 errmsg("%s", replay.source->error)));
-				break;
-			case OUTBOX_SOURCE_ROW:
-				bytes += make_ready(&replay.ready[replay.ready_count], &row);
-				replay.ready_count++;
-				break;
-		}
+		got = next_row(&row);
+		if (got == OUTBOX_SOURCE_ROW)
+			bytes += make_ready(&replay.ready[replay.ready_count++], &row);
 	}
-	return replay.ready_count > 0;
+	if (got == OUTBOX_SOURCE_FAILED)
+	{
+		check_whether_told_to_end();
+		ereport(ERROR,
+				(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
+				 errmsg("%s", replay.source->error)));
+	}
+	replay.ended = got == OUTBOX_SOURCE_END;
+	if (replay.source->rest != NULL)
+		replay.source->rest(replay.source);
 }
 
-/* Sends what may be sent. Returns microseconds until more may, -1: when something has happened. */
+/* Whether all that there is has been sent. */
+static bool
+all_is_sent(void)
+{
+	return replay.ended && replay.ready_at == replay.ready_count;
+}
+
+/*
+ * Sends what is ready, if it may be sent; first gets it ready. Returns
+ * microseconds until there is more to do, -1: when something has happened.
+ */
 static int64
 send_events(void)
 {
@@ -348,27 +250,26 @@ send_events(void)
 	bool		sent = true;
 	sigset_t	saved;
 
-	if (replay.word != OUTBOX_REPLAY_GO_ON)
+	if (replay.word != OUTBOX_REPLAY_GO_ON || all_is_sent())
 		return -1;
-	while (sent && prepare())
+	if (replay.ready_at == replay.ready_count)
+		prepare();
+	outbox_signals_block(&saved);
+	while (sent && replay.ready_at < replay.ready_count)
 	{
-		outbox_signals_block(&saved);
-		while (sent && replay.ready_at < replay.ready_count)
-		{
-			Ready	   *ready = &replay.ready[replay.ready_at];
+		Ready	   *ready = &replay.ready[replay.ready_at];
 
-			sent = outbox_player_may_send(&replay.player, ready->aggregate, outbox_clock_now(), &wait_us) &&
-				outbox_player_send(&replay.player, &ready->message, ready->position, ready->created_at, ready->aggregate);
-			if (sent)
-			{
-				free(ready->block);
-				replay.ready_at++;
-			}
+		sent = outbox_player_may_send(&replay.player, ready->aggregate, outbox_clock_now(), &wait_us) &&
+			outbox_player_send(&replay.player, &ready->message, ready->position, ready->created_at, ready->aggregate);
+		if (sent)
+		{
+			free(ready->block);
+			replay.ready_at++;
 		}
-		broker_flush(broker);
-		outbox_signals_restore(&saved);
 	}
-	return wait_us;
+	broker_flush(replay.broker);
+	outbox_signals_restore(&saved);
+	return sent ? 0 : wait_us;
 }
 
 /* What was made ready isn't to be sent. */
@@ -390,9 +291,55 @@ open_source(void)
 	replay.ended = false;
 	if (outbox_replay_is_outside(&replay.job))
 		replay.source = outbox_replay_outside_open(&replay.job, &replay.envelope, replay.player.reached);
+	else if (outbox_replay_is_log(&replay.job))
+		replay.source = outbox_replay_log_open(&replay.job, replay.database, &replay.envelope, replay.player.reached);
 	else
-		replay.source = outbox_replay_sql_open(&replay.job, replay.player.reached);
+	{
+		int64		count;
+
+		replay.source = outbox_replay_sql_open(&replay.job, replay.player.reached, &count);
+		if (replay.total < 0)
+			replay.total = replay.job.done + replay.player.done + count;
+	}
 }
+
+/* ------------------------------------------------------------------ counting */
+
+/* Goes on to count the events of the log, for a short time. */
+static void
+count_on(int64 now)
+{
+	bool		more = outbox_replay_log_count(replay.counter, &replay.counted);
+
+	replay.count_at = now + COUNT_US;
+	if (more)
+		return;
+	replay.counter->close(replay.counter);
+	replay.counter = NULL;
+	replay.total = replay.counted;
+}
+
+/*
+ * The total, for those who watch. Files and other servers are read to their end
+ * first, so that damage is found before anything is sent. The log is counted
+ * beside the sending, but for its beginning, which may be all.
+ */
+static void
+begin_to_count(void)
+{
+	if (replay.total >= 0)
+		return;
+	if (outbox_replay_is_outside(&replay.job))
+		replay.total = outbox_replay_count(&replay.job);
+	else if (outbox_replay_is_log(&replay.job))
+	{
+		replay.counter = outbox_replay_log_open(&replay.job, replay.database, &replay.envelope, 0);
+		for (int i = 0; i < COUNTED_FIRST && replay.counter != NULL; i++)
+			count_on(outbox_clock_now());
+	}
+}
+
+/* ------------------------------------------------------------------- the run */
 
 /*
  * After trouble, when nothing is in flight any more. A refusal is the end of this
@@ -406,7 +353,7 @@ is_over(int64 now)
 	sigset_t	saved;
 
 	outbox_signals_block(&saved);
-	broker_get_status(broker, &status);
+	broker_get_status(replay.broker, &status);
 	outbox_signals_restore(&saved);
 	if (outbox_player_in_flight(player) > 0)
 		return false;
@@ -433,8 +380,11 @@ is_over(int64 now)
 		finish("stopped", NULL);
 	else if (status.state == BROKER_ONLINE && status.text[0] != '\0')
 		finish("stopped", status.text);
-	else if (replay.ended && replay.ready_at == replay.ready_count)
+	else if (all_is_sent())
+	{
+		replay.total = replay.total < 0 ? replay.job.done + player->done : replay.total;
 		finish("done", NULL);
+	}
 	else
 		return false;
 	return true;
@@ -450,15 +400,17 @@ wait_for_something(WaitEventSet *events, int64 wait_us)
 	int			limit;
 
 	outbox_signals_block(&saved);
-	limit = broker_poll_within(broker);
+	limit = broker_poll_within(replay.broker);
 	outbox_signals_restore(&saved);
 	if (replay.retry_at > now)
 		until = Min(until, replay.retry_at);
 	else if (wait_us >= 0)
 		until = Min(until, now + wait_us);
 	/* While live traffic holds it up, it is looked at. */
-	if (replay.live == OUTBOX_LIVE_BUSY)
-		until = Min(until, replay.live_look_at);
+	if (replay.live.traffic == OUTBOX_LIVE_BUSY)
+		until = Min(until, replay.live.look_at);
+	if (replay.counter != NULL)
+		until = Min(until, replay.count_at);
 	until = (until - now + 999) / 1000;
 	if (limit >= 0)
 		until = Min(until, limit);
@@ -473,11 +425,12 @@ run(void)
 
 	AddWaitEventToSet(events, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
 	AddWaitEventToSet(events, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
-	AddWaitEventToSet(events, WL_SOCKET_READABLE, broker_fd(broker), NULL, NULL);
+	AddWaitEventToSet(events, WL_SOCKET_READABLE, broker_fd(replay.broker), NULL, NULL);
 	for (;;)
 	{
 		int64		now = outbox_clock_now();
 		int64		wait_us = -1;
+		OutboxPlayerLive traffic = outbox_replay_live(&replay.live, replay.database, now);
 		sigset_t	saved;
 		uint32		calls = pg_atomic_read_u32(&replay.database->replay_calls);
 
@@ -486,8 +439,9 @@ run(void)
 		if (pg_atomic_read_u32(&replay.database->leave_calls) != replay.leave_calls)
 			return;
 		outbox_signals_block(&saved);
-		replay.player.max_window = live_traffic(now) == OUTBOX_LIVE_IDLE ? OUTBOX_PLAYER_WINDOW : LIVE_WINDOW;
-		outbox_player_poll(&replay.player, now, replay.live);
+		replay.player.max_window = traffic == OUTBOX_LIVE_IDLE ? OUTBOX_PLAYER_WINDOW : LIVE_WINDOW;
+		replay.player.in_groups = traffic != OUTBOX_LIVE_IDLE;
+		outbox_player_poll(&replay.player, now, traffic);
 		outbox_signals_restore(&saved);
 		if (now >= replay.tell_at || calls != replay.replay_calls)
 		{
@@ -498,6 +452,11 @@ run(void)
 			wait_us = send_events();
 		if (is_over(now))
 			return;
+		if (replay.counter != NULL && (now >= replay.count_at || (wait_us != 0 && traffic == OUTBOX_LIVE_IDLE)))
+		{
+			count_on(now);
+			wait_us = 0;
+		}
 		wait_for_something(events, wait_us);
 	}
 }
@@ -551,17 +510,17 @@ replay_one(void)
 	ereport(LOG,
 			(errmsg("outbox replay %s begins behind position %lld", job->id, (long long) job->reached)));
 	replay.player.reached = job->reached;
-	(void) live_traffic(outbox_clock_now());
-	replay.live_until = 0;		/* what was published before is no news */
+	(void) outbox_replay_live(&replay.live, replay.database, outbox_clock_now());
 	StartTransactionCommand();
 	outbox_held_envelope(&replay.envelope);
 	CommitTransactionCommand();
 	replay.envelope.stream = job->target_stream == NULL ? outbox_stream : job->target_stream;
 	replay.envelope.subject_prefix = job->target_prefix;
 	replay.envelope.replay_id = job->id;
-	if (replay.total < 0)
-		replay.total = outbox_replay_count(job);
-	connect_target();
+	begin_to_count();
+	replay.broker = outbox_replay_connect(job);
+	outbox_player_begin(&replay.player, replay.broker, job->rate, OUTBOX_PLAYER_WINDOW);
+	replay.player.reached = job->reached;
 	open_source();
 	run();
 }

@@ -301,7 +301,7 @@ outbox_replay_archive_open(const OutboxArchiveWish *wish, int64_t behind, char e
 	source->wish = *wish;
 	source->last = behind > wish->filter->from_position - 1 ? behind : wish->filter->from_position - 1;
 	if (read_directory(source, wish->directory, wish->database, behind))
-		return &source->base;
+		return (OutboxReplaySource *) source;
 	memcpy(error, source->base.error, OUTBOX_SOURCE_TEXT_SIZE);
 	close_source(&source->base);
 	return NULL;

@@ -305,10 +305,8 @@ next(OutboxReplaySource *base, OutboxRow *row)
 }
 
 static void
-close_source(OutboxReplaySource *base)
+free_source(ClickhouseSource *source)
 {
-	ClickhouseSource *source = (ClickhouseSource *) base;
-
 	curl_easy_cleanup(source->curl);
 	curl_url_cleanup(source->url);
 	curl_free(source->user);
@@ -316,6 +314,12 @@ close_source(OutboxReplaySource *base)
 	free(source->page);
 	free(source->line.headers);
 	free(source);
+}
+
+static void
+close_source(OutboxReplaySource *base)
+{
+	free_source((ClickhouseSource *) base);
 }
 
 OutboxReplaySource *
@@ -336,6 +340,6 @@ outbox_replay_clickhouse_open(const OutboxClickhouseWish *wish, int64_t behind, 
 	if (source->curl != NULL && read_url(source))
 		return &source->base;
 	strcpy(error, source->curl == NULL ? "out of memory" : "the URL of ClickHouse isn't http[s]://[user[:password]@]host[:port]/[database/]table");
-	close_source(&source->base);
+	free_source(source);
 	return NULL;
 }

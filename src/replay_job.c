@@ -37,9 +37,9 @@ static Oid my_sequence = InvalidOid; /* the extension's life that this process b
 
 /* ------------------------------------------------------------ transactions */
 
-/* Begins one with SPI. When the extension has gone the process ends, quietly. */
-void
-outbox_replay_begin(void)
+/* Begins one. When the extension has gone the process ends, quietly. */
+const OutboxCatalog *
+outbox_replay_begin_transaction(void)
 {
 	const OutboxCatalog *catalog;
 
@@ -51,6 +51,23 @@ outbox_replay_begin(void)
 		AbortCurrentTransaction();
 		proc_exit(0);
 	}
+	return catalog;
+}
+
+/* There is an active snapshot. */
+void
+outbox_replay_end_transaction(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	(void) pgstat_report_stat(false);
+}
+
+/* Begins one with SPI. */
+void
+outbox_replay_begin(void)
+{
+	(void) outbox_replay_begin_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
@@ -60,9 +77,7 @@ void
 outbox_replay_end(void)
 {
 	SPI_finish();
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-	(void) pgstat_report_stat(false);
+	outbox_replay_end_transaction();
 }
 
 /* False: the database hasn't got the extension. */
@@ -209,7 +224,7 @@ begin_run(const pg_uuid_t *id, OutboxReplayJob *job)
 	if (SPI_execute_with_args("UPDATE outbox.replay_job j SET state = 'running', runs = runs + 1, started_at = pg_catalog.clock_timestamp(),"
 							  " updated_at = pg_catalog.clock_timestamp(), run_done = done, last_error = NULL, finished_at = NULL"
 							  " WHERE batch_id = $1 AND state IN ('queued', 'running')"
-							  " RETURNING " COLUMNS ", CASE WHEN source IN ('log', 'query') THEN outbox.replay_query(j) END AS query",
+							  " RETURNING " COLUMNS ", CASE WHEN source = 'query' THEN outbox.replay_query(j) END AS query",
 							  1, types, values, NULL, false, 0) != SPI_OK_UPDATE_RETURNING)
 		elog(ERROR, "could not take up a replay");
 	if (SPI_processed == 0)

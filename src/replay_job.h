@@ -9,6 +9,8 @@
 
 #include "utils/uuid.h"
 
+#include "database.h"
+#include "replay_filter.h"
 #include "replay_source.h"
 
 /* Texts in the server's encoding; NULL: not given. */
@@ -18,7 +20,7 @@ typedef struct OutboxReplayJob
 	char		id[37];			/* the same as text */
 	const char *source;
 	const char *source_text;
-	const char *query;			/* for sources that SQL can read */
+	const char *query;			/* of a source that is one */
 	const char *subject;
 	const char *event_type;
 	const char *aggregate_type;
@@ -59,6 +61,8 @@ typedef enum OutboxReplayWord
 } OutboxReplayWord;
 
 /* replay_job.c: each is a transaction of its own but the ones that say so */
+extern const OutboxCatalog *outbox_replay_begin_transaction(void);
+extern void outbox_replay_end_transaction(void);
 extern void outbox_replay_begin(void);
 extern void outbox_replay_end(void);
 extern bool outbox_replay_attach(OutboxDatabase **database);
@@ -68,10 +72,25 @@ extern void outbox_replay_finish(const OutboxReplayJob *job, const OutboxReplayF
 extern int64 outbox_replay_count(const OutboxReplayJob *job);
 extern void outbox_replay_read_job(HeapTupleHeader row, OutboxReplayJob *job);
 
-/* replay_sql.c */
-extern OutboxReplaySource *outbox_replay_sql_open(const OutboxReplayJob *job, int64 behind);
+/* replay_target.c */
+extern struct Broker *outbox_replay_connect(const OutboxReplayJob *job);
 
-/* replay_outside.c: sources that SQL can't read */
+/* replay_log.c */
+static inline bool
+outbox_replay_is_log(const OutboxReplayJob *job)
+{
+	return strcmp(job->source, "log") == 0;
+}
+
+extern OutboxReplaySource *outbox_replay_log_open(const OutboxReplayJob *job, OutboxDatabase *database,
+												  const OutboxEnvelope *envelope, int64 behind);
+extern bool outbox_replay_log_count(OutboxReplaySource *source, int64 *count);
+
+/* replay_sql.c */
+extern OutboxReplaySource *outbox_replay_sql_open(const OutboxReplayJob *job, int64 behind, int64 *count);
+
+/* replay_outside.c: sources that the database doesn't read */
+extern void outbox_replay_filter_of(const OutboxReplayJob *job, OutboxReplayFilter *filter);
 extern bool outbox_replay_is_outside(const OutboxReplayJob *job);
 extern OutboxSourceResult outbox_replay_outside_next(OutboxReplaySource *source, OutboxRow *row);
 extern OutboxReplaySource *outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *envelope, int64 behind);

@@ -50,7 +50,7 @@ decode_base64(char *text, size_t len)
 		len--;
 	for (size_t i = 0; i < len; i++)
 	{
-		int			value = values[(unsigned char) text[i]];
+		signed char value = values[(unsigned char) text[i]];
 
 		if (value < 0)
 			return -1;
@@ -72,12 +72,21 @@ hex_digit(char c)
 																				 -1;
 }
 
-/* Decoded in place. */
+/* Decoded in place. Returns the length, -1: it isn't hexadecimal. */
 static int
 decode_hex(char *text, size_t len)
 {
-	for (size_t i = 0; i + 1 < len; i += 2)
-		text[i / 2] = (char) (hex_digit(text[i]) << 4 | hex_digit(text[i + 1]));
+	if (len % 2 != 0)
+		return -1;
+	for (size_t i = 0; i < len; i += 2)
+	{
+		int			high = hex_digit(text[i]);
+		int			low = hex_digit(text[i + 1]);
+
+		if (high < 0 || low < 0)
+			return -1;
+		text[i / 2] = (char) (high << 4 | low);
+	}
 	return (int) (len / 2);
 }
 
@@ -246,7 +255,12 @@ outbox_replay_line_read(OutboxLine *line, char *text, size_t len, OutboxRow *row
 	if (!parts.has_created)
 		row->created_at = row->occurred_at;
 	if (row->payload_kind == PAYLOAD_BYTES && parts.hex != NULL)
-		row->payload = parts.hex, row->payload_len = decode_hex(parts.hex, parts.hex_len);
+	{
+		row->payload = parts.hex;
+		row->payload_len = decode_hex(parts.hex, parts.hex_len);
+		if (row->payload_len < 0)
+			return "its payload is not hexadecimal";
+	}
 	else if (row->payload_kind == PAYLOAD_BYTES && (row->payload_len = decode_base64((char *) row->payload, (size_t) row->payload_len)) < 0)
 		return "its payload is not base64";
 	return NULL;

@@ -13,6 +13,7 @@
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "storage/pmsignal.h"
+#include "utils/memutils.h"
 
 #include "event.h"
 #include "replay_archive.h"
@@ -42,10 +43,23 @@ go_on(void *arg)
 		(MyBgworkerEntry != NULL || !sigismember(&pending, SIGINT));
 }
 
+/* In the current memory context. A conversion takes a transaction. */
 static const char *
 keep_utf8(const char *text)
 {
-	return text == NULL ? NULL : pstrdup(outbox_event_utf8(text));
+	MemoryContext memory = CurrentMemoryContext;
+	bool		own = !IsTransactionState();
+	const char *kept = NULL;
+
+	if (text == NULL)
+		return NULL;
+	if (own)
+		StartTransactionCommand();
+	kept = MemoryContextStrdup(memory, outbox_event_utf8(text));
+	if (own)
+		CommitTransactionCommand();
+	MemoryContextSwitchTo(memory);
+	return kept;
 }
 
 static int64
@@ -88,15 +102,10 @@ database_name(void)
 	return name;
 }
 
-/* The events behind a position; what it needs is in the current memory context. ERROR if they can't be had. */
-OutboxReplaySource *
-outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *envelope, int64 behind)
+/* For who filters without SQL. Its texts are in the current memory context. */
+void
+outbox_replay_filter_of(const OutboxReplayJob *job, OutboxReplayFilter *filter)
 {
-	OutboxReplayFilter *filter = palloc(sizeof(OutboxReplayFilter));
-	const char *place = keep_utf8(job->source_text);
-	OutboxReplaySource *source;
-	char		error[OUTBOX_SOURCE_TEXT_SIZE];
-
 	*filter = (OutboxReplayFilter) {
 		.subject = keep_utf8(job->subject),
 		.event_type = keep_utf8(job->event_type),
@@ -107,6 +116,18 @@ outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *env
 		.from_position = job->from_position,
 		.to_position = job->to_position,
 	};
+}
+
+/* The events behind a position; what it needs is in the current memory context. ERROR if they can't be had. */
+OutboxReplaySource *
+outbox_replay_outside_open(const OutboxReplayJob *job, const OutboxEnvelope *envelope, int64 behind)
+{
+	OutboxReplayFilter *filter = palloc(sizeof(OutboxReplayFilter));
+	const char *place = keep_utf8(job->source_text);
+	OutboxReplaySource *source;
+	char		error[OUTBOX_SOURCE_TEXT_SIZE];
+
+	outbox_replay_filter_of(job, filter);
 	if (strcmp(job->source, "archive") == 0)
 	{
 		OutboxArchiveWish wish = {place, NULL, filter, envelope, go_on};

@@ -9,8 +9,10 @@
  *
  * Live traffic comes first. The window grows only while answers come about as
  * fast as the fastest of the last seconds did; when they come later, a queue has
- * built up, here or of others, and the window shrinks to half. So a replay uses
- * what is left over and adds little to the time that others wait.
+ * built up, here or of others, and the window shrinks to half. In groups, one
+ * window each, it makes a pause behind each that is as long as the group was
+ * under way: half of the time server, disk and CPU are free of it. So a replay
+ * uses what is left over and adds little to the time that others wait.
  */
 #include "replay_player.h"
 
@@ -48,6 +50,7 @@ outbox_player_rewind(OutboxPlayer *player)
 	player->waiting = 0;
 	player->trouble = OUTBOX_PLAYER_FINE;
 	player->trouble_position = 0;
+	player->group_left = 0;
 	player->window = FIRST_WINDOW < player->max_window ? FIRST_WINDOW : player->max_window;
 }
 
@@ -110,6 +113,24 @@ rate_allows(OutboxPlayer *player, int64_t now_us, int64_t *wait_us)
 	return false;
 }
 
+/* Whether the group goes on, or the next one may begin. */
+static bool
+group_allows(OutboxPlayer *player, int64_t now_us, int64_t *wait_us)
+{
+	if (!player->in_groups || player->group_left > 0)
+		return true;
+	if (player->waiting > 0)
+		return false;
+	if (now_us < player->next_group_at)
+	{
+		*wait_us = player->next_group_at - now_us;
+		return false;
+	}
+	player->group_left = player->window;
+	player->group_at = now_us;
+	return true;
+}
+
 bool
 outbox_player_may_send(OutboxPlayer *player, uint64_t aggregate, int64_t now_us, int64_t *wait_us)
 {
@@ -117,7 +138,7 @@ outbox_player_may_send(OutboxPlayer *player, uint64_t aggregate, int64_t now_us,
 	if (player->trouble != OUTBOX_PLAYER_FINE || player->tail - player->head >= OUTBOX_PLAYER_WINDOW ||
 		player->waiting >= (uint64_t) player->window || is_busy(player, aggregate))
 		return false;
-	return rate_allows(player, now_us, wait_us);
+	return group_allows(player, now_us, wait_us) && rate_allows(player, now_us, wait_us);
 }
 
 static void
@@ -152,6 +173,8 @@ outbox_player_send(OutboxPlayer *player, const BrokerMessage *message, int64_t p
 	make_busy(player, played);
 	player->tail++;
 	player->waiting++;
+	if (player->group_left > 0)
+		player->group_left--;
 	if (player->rate > 0)
 		player->tokens -= 1;
 	return true;
@@ -206,6 +229,8 @@ take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxP
 	OutboxPlayed *played = outcome->cookie;
 
 	player->waiting--;
+	if (player->waiting == 0 && player->group_left == 0)
+		player->next_group_at = now_us + (now_us - player->group_at);
 	make_free(player, played);
 	if (outcome->kind == BROKER_ACKED)
 	{

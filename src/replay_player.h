@@ -52,6 +52,10 @@ typedef struct OutboxPlayer
 	int64_t		rate;			/* messages in a second; 0: no limit */
 	int			window;			/* messages in flight at the moment ... */
 	int			max_window;		/* ... and at most */
+	bool		in_groups;		/* with pauses between them: for the caller to set */
+	int			group_left;		/* messages that the group has room for */
+	int64_t		group_at;		/* when it began; while there is none of it in flight ... */
+	int64_t		next_group_at;	/* ... when the next one may */
 	double		tokens;			/* of the rate limit */
 	int64_t		tokens_at;
 	int			base_us;		/* shortest round trip of late, and when that is to be measured anew */

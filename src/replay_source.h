@@ -17,6 +17,7 @@ typedef enum OutboxSourceResult
 {
 	OUTBOX_SOURCE_ROW,
 	OUTBOX_SOURCE_END,
+	OUTBOX_SOURCE_LATER,		/* none so far: there is something else to do, too; then to be asked again */
 	OUTBOX_SOURCE_FAILED /* error says why */
 } OutboxSourceResult;
 
@@ -25,6 +26,8 @@ typedef struct OutboxReplaySource
 {
 	/* The next event; what the row points to is valid until the next call. */
 	OutboxSourceResult (*next)(struct OutboxReplaySource *source, OutboxRow *row);
+	/* For now nothing more is asked for: what is held meanwhile is given back. NULL: that is nothing. */
+	void (*rest)(struct OutboxReplaySource *source);
 	void (*close)(struct OutboxReplaySource *source);
 	char		error[OUTBOX_SOURCE_TEXT_SIZE];
 } OutboxReplaySource;

@@ -76,7 +76,7 @@ outbox_url_check_archive(const char *url)
 	const char *authority = strncmp(url, "http://", 7) == 0 ? url + 7 : strncmp(url, "https://", 8) == 0 ? url + 8 :
 																										   NULL;
 	const char *slash;
-	const char *host;
+	const char *host = authority;
 
 	if (authority == NULL || (slash = strchr(authority, '/')) == NULL)
 		return false;
@@ -84,8 +84,13 @@ outbox_url_check_archive(const char *url)
 	{
 		if ((unsigned char) *c <= ' ' || *c == 0x7f || *c == '?' || *c == '#')
 			return false;
+		if (*c == '@')
+		{
+			/* a second one */
+			if (host != authority)
+				return false;
+			host = c + 1;
+		}
 	}
-	host = memchr(authority, '@', (size_t) (slash - authority));
-	host = host == NULL ? authority : host + 1;
-	return host < slash && *host != ':' && memchr(host, '@', (size_t) (slash - host)) == NULL && is_table(slash + 1);
+	return host < slash && *host != ':' && is_table(slash + 1);
 }

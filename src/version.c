@@ -10,6 +10,7 @@
 
 /* Can be found in the file, and is not folded into code: t/152 makes "other versions" of the library. */
 #define STAMP "outbox library version "
+extern char outbox_version_stamp[];
 char outbox_version_stamp[] = STAMP OUTBOX_VERSION;
 
 const char *

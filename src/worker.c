@@ -4,6 +4,7 @@
  */
 #include "worker.h"
 
+#include <openssl/crypto.h>
 #include <unistd.h>
 
 #include "miscadmin.h"
@@ -55,12 +56,20 @@ exit_at_once(void)
  * would free what a thread of the client is just freeing too, while it ends
  * (also one that has called back for the last time), and an abort of one
  * process restarts the whole server.
+ *
+ * Relays, replays and consumers come here; they register the callback before
+ * their first thread exists. PostgreSQL loses nothing: locks, temporary files
+ * and statistics are dealt with before on_proc_exit, the callbacks registered
+ * earlier (storage, JIT) are still to come, its own exit handler does nothing by
+ * now, and standard error has no buffer. A killed postmaster and a FATAL lead
+ * here as well; SIGQUIT and PANIC run no handlers anyway.
  */
 void
 outbox_worker_skip_exit_handlers(int code)
 {
 	exit_code = code;
-	/* the last one to come is the first to run */
+	/* The last one to come is the first to run: OpenSSL mustn't come later, in a PostgreSQL without it by a thread that connects. */
+	(void) OPENSSL_init_crypto(0, NULL);
 	if (atexit(exit_at_once) != 0)
 		_exit(code);
 }

@@ -179,7 +179,10 @@ outbox_writer_close(OutboxWriter *writer)
 	for (int i = 0; i < writer->slot_count; i++)
 		ExecDropSingleTupleTableSlot(writer->slots[i]);
 	for (int i = 0; i < writer->result->ri_NumIndices; i++)
+	{
+		outbox_index_insert_cleanup(writer->result->ri_IndexRelationDescs[i], writer->result->ri_IndexRelationInfo[i]);
 		index_close(writer->result->ri_IndexRelationDescs[i], NoLock);
+	}
 	FreeExecutorState(writer->estate);
 	table_close(writer->relation, NoLock);
 }

@@ -232,7 +232,7 @@ foreach my $name (@live)
 	ok($setting{$name}{effect}->(), "$name, idle: takes effect") if $setting{$name}{effect};
 	change("outbox.$name = DEFAULT") unless $usable;
 	my $seconds = relay_has_read_it($name eq 'cloudevents_source' ? '/first' : "/$n");
-	ok(defined $seconds && ($seconds < 2 || $setting{$name}{effect}), "$name, idle: is read within 2 s") or diag($seconds // 'not at all');
+	ok(defined $seconds && ($seconds < slack(2) || $setting{$name}{effect}), "$name, idle: is read within 2 s, on an idle machine") or diag($seconds // 'not at all');
 	$node->safe_psql($db, "ALTER SYSTEM RESET outbox.$name");
 	$node->reload;
 }

@@ -122,9 +122,39 @@ my @live = grep { !$_->{headers}{'x-replay'} } $nats->dump('OUTBOX');
 is(scalar @live, 406 + $n, 'and is complete');
 is_deeply([ check_order($nats, 'OUTBOX', \@live) ], [], 'and in order');
 
+# ---------------------------------------------------------------- few among many; what isn't published
+
+# More rows than a transaction of the reader looks at, and than are counted before the first is sent.
+$node->safe_psql($db, q{SELECT outbox.pause('sparse'); SELECT outbox.pause('kept')});
+$node->safe_psql($db, q{SELECT outbox.enqueue('sparse', 's', 'first', '1'); SELECT outbox.enqueue('sparse', 's', 'given up', '1', event_id => md5('given up')::uuid)});
+$node->safe_psql($db, q{SELECT count(outbox.enqueue_text('crowd', (i % 500)::text, 'among many', 'x')) FROM generate_series(1, 21000) i});
+$node->safe_psql($db, q{SELECT outbox.enqueue('sparse', 's', 'last', '1'); SELECT outbox.enqueue('kept', 'k', 'pending', '1')});
+is($node->safe_psql($db, q{SELECT outbox.discard('by hand', event_id => md5('given up')::uuid)}), 1, 'an event is given up');
+ok(wait_for_query($node, $db, q{SELECT count(*) FROM outbox.events WHERE event_type = 'given up' AND publish_state = 'failed'}, expected => 1), 'for good');
+$node->safe_psql($db, q{SELECT outbox.resume('sparse')});
+ok(wait_for_query($node, $db, q{SELECT count(*) FROM outbox.events WHERE publish_state <> 'published' AND aggregate_type <> 'kept' AND event_type <> 'given up'}, expected => 0),
+	'many events are published');
+is(dry("aggregate_type => 'sparse'"), "*|2\nfirst|1\nlast|1", 'what was given up is no part of a replay');
+$nats->tool('create', 'FEW', 'few.>');
+foreach my $case ([ "aggregate_type => 'sparse'", 2 ], [ "aggregate_type => 'sparse', aggregate_id => 's'", 2 ], [ "event_type => 'pending'", 0 ])
+{
+	my ($filter, $events) = @$case;
+	my $few = start_replay($node, $db, "$filter, target_prefix => 'few', target_stream => 'FEW'");
+
+	ok(wait_replay($node, $db, $few, 'done'), "$filter: done");
+	is($node->safe_psql($db, "SELECT done, total FROM outbox.replays WHERE batch_id = '$few'"), "$events|$events", 'with that many');
+	is(scalar(grep { ($_->{headers}{'x-replay-batch-id'} // '') eq $few } $nats->dump('FEW')), $events, 'which is what is sent');
+}
+my $crowd = start_replay($node, $db, "from_position => 1, target_prefix => 'few', target_stream => 'FEW'");
+ok(wait_replay($node, $db, $crowd, 'done'), 'all of them');
+is($node->safe_psql($db, "SELECT done = total, total = (SELECT count(*) FROM outbox.events WHERE publish_state = 'published') FROM outbox.replays WHERE batch_id = '$crowd'"),
+	't|t', 'are counted beside the sending');
+$node->safe_psql($db, q{SELECT outbox.discard('by hand', event_id => event_id) FROM outbox.events WHERE event_type = 'pending'});
+$node->safe_psql($db, q{SELECT outbox.resume('kept')});
+
 # ---------------------------------------------------------------- a query
 
-$node->safe_psql($db, 'CREATE TABLE copy AS SELECT position, event_id::text, aggregate_type::varchar, aggregate_id, event_type, subject, payload, payload_text, payload_bytes, headers, occurred_at, created_at, content_type, dataschema, aggregate_version FROM outbox.events WHERE event_type <> \'live\'');
+$node->safe_psql($db, 'CREATE TABLE copy AS SELECT position, event_id::text, aggregate_type::varchar, aggregate_id, event_type, subject, payload, payload_text, payload_bytes, headers, occurred_at, created_at, content_type, dataschema, aggregate_version FROM outbox.events WHERE event_type NOT IN (\'live\', \'among many\') AND aggregate_type NOT IN (\'sparse\', \'kept\')');
 my $from_query = start_replay($node, $db, "query => 'SELECT * FROM public.copy', target_prefix => 'query', target_stream => 'QUERY'");
 ok(wait_replay($node, $db, $from_query, 'done'), 'from a query');
 is_deeply([ replay_problems($nats, 'QUERY', $from_query, \@original, prefix => 'query.') ], [], 'all of it');

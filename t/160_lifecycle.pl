@@ -99,13 +99,13 @@ sub drained
 	return await(q{SELECT bool_and(state = 'active') AND sum(backlog) = 0 FROM outbox.status() WHERE database = current_database()}, $name, $database);
 }
 
-# psql in the background, connected by the name of it.
+# psql in the background, connected by the name of it; statement by statement.
 sub start_psql
 {
-	my ($db, $name, $sql) = @_;
+	my ($db, $name, @sql) = @_;
 	my %psql = (out => '', err => '');
 
-	$psql{run} = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr($db) . " application_name=$name", '-c', $sql ],
+	$psql{run} = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr($db) . " application_name=$name", map { ('-c', $_) } @sql ],
 		'<', \'', '>', \$psql{out}, '2>', \$psql{err});
 	return \%psql;
 }
@@ -290,7 +290,8 @@ sub stop_server
 	my @children = children($postmaster);
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	quickly(5, "$name, $mode", sub { $node->stop($mode) });
+	# the sessions come first, and they are served; what the broker could make a worker wait for takes 60 s
+	quickly($mode eq 'smart' ? 10 : 5, "$name, $mode", sub { $node->stop($mode) });
 	ok(!grep({ runs($_) } @children), "$name, $mode: nobody is left behind");
 	quiet("$name, $mode", qr/FATAL:  the database system is shutting down/);
 	return;
@@ -321,6 +322,31 @@ $node->start;
 at_work('relay replay', 'absent: a relay, a replay');
 start_cleaner();
 stop_server('fast', 'absent');
+
+# A smart shutdown waits for the sessions that are there, and until then everybody
+# works on; when they have gone, it is as prompt as another one.
+foreach my $case (
+	[ 'working', 'forward' ],
+	[ 'slow', 'delay' ],
+	[ 'black hole', 'forward', sub { $proxy->mode('swallow') } ],
+	[ 'frozen', 'forward', sub { $nats->freeze } ],
+	[ 'absent', 'cut' ])
+{
+	my ($name, $mode, $break) = @$case;
+
+	$proxy->mode($mode);
+	$node->start;
+	at_work($mode eq 'cut' ? 'relay replay' : 'consumer relay replay', "$name: they are at work");
+	start_cleaner();
+	$break->() if $break;
+	my $session = start_psql('d', 'session', q{SELECT await($$SELECT pg_read_file('postmaster.pid') ~ 'stopping'$$)},
+		q{SELECT outbox.enqueue('order', '1', 'e', '{}') IS NOT NULL}, $mode eq 'forward' && !$break ? q{SELECT outbox.flush('60 s')} : ());
+	await(q{SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'session' AND wait_event = 'PgSleep'}, "$name: a session");
+	stop_server('smart', $name);
+	$session->{run}->finish;
+	is($session->{out}, "t\nt\n" . ($mode eq 'forward' && !$break ? "t\n" : ''), "$name, smart: the session was served to its end") or diag($session->{err});
+	$nats->thaw if $name eq 'frozen';
+}
 $proxy->mode('forward');
 
 # ------------------------------------------------------------ single-user mode

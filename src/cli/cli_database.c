@@ -141,11 +141,17 @@ read_batch(DatabaseSource *source)
 	return true;
 }
 
+static char *
+value_at(const DatabaseSource *source, int column)
+{
+	return PQgetvalue(source->batch, source->at, column);
+}
+
 /* NULL for null. */
 static char *
 text_at(const DatabaseSource *source, int column)
 {
-	return PQgetisnull(source->batch, source->at, column) ? NULL : PQgetvalue(source->batch, source->at, column);
+	return PQgetisnull(source->batch, source->at, column) ? NULL : value_at(source, column);
 }
 
 static void
@@ -175,20 +181,20 @@ read_row(DatabaseSource *source, OutboxRow *row)
 	size_t		len;
 
 	memset(row, 0, sizeof(*row));
-	row->position = strtoll(text_at(source, 0), NULL, 10);
-	read_uuid(text_at(source, 1), &row->event_id);
-	row->aggregate_type = text_at(source, 2);
-	row->aggregate_id = text_at(source, 3);
-	row->event_type = text_at(source, 4);
+	row->position = strtoll(value_at(source, 0), NULL, 10);
+	read_uuid(value_at(source, 1), &row->event_id);
+	row->aggregate_type = value_at(source, 2);
+	row->aggregate_id = value_at(source, 3);
+	row->event_type = value_at(source, 4);
 	row->subject = text_at(source, 5);
-	row->payload_kind = text_at(source, 6)[0];
+	row->payload_kind = value_at(source, 6)[0];
 	PQfreemem(source->payload);
-	source->payload = PQunescapeBytea((const unsigned char *) PQgetvalue(source->batch, source->at, 7), &len);
+	source->payload = PQunescapeBytea((const unsigned char *) value_at(source, 7), &len);
 	row->payload = (const char *) source->payload;
 	row->payload_len = (int) len;
 	row->headers = text_at(source, 8);
-	row->occurred_at = strtoll(text_at(source, 9), NULL, 10);
-	row->created_at = strtoll(text_at(source, 10), NULL, 10);
+	row->occurred_at = strtoll(value_at(source, 9), NULL, 10);
+	row->created_at = strtoll(value_at(source, 10), NULL, 10);
 	row->content_type = text_at(source, 11);
 	row->dataschema = text_at(source, 12);
 	row->has_version = version != NULL;
@@ -222,13 +228,17 @@ next(OutboxReplaySource *base, OutboxRow *row)
 }
 
 static void
-close_source(OutboxReplaySource *base)
+free_source(DatabaseSource *source)
 {
-	DatabaseSource *source = (DatabaseSource *) base;
-
 	PQclear(source->batch);
 	PQfreemem(source->payload);
 	free(source);
+}
+
+static void
+close_source(OutboxReplaySource *base)
+{
+	free_source((DatabaseSource *) base);
 }
 
 OutboxReplaySource *
@@ -257,7 +267,7 @@ cli_database_open(CliDatabase *database, const OutboxReplayFilter *filter, const
 	{
 		take_message("could not read outbox.events", PQresultErrorMessage(result), error);
 		PQclear(result);
-		close_source(&source->base);
+		free_source(source);
 		return NULL;
 	}
 	source->behind = strtoll(PQgetvalue(result, 0, 0), NULL, 10);
@@ -269,5 +279,5 @@ cli_database_open(CliDatabase *database, const OutboxReplayFilter *filter, const
 		source->behind = filter->from_position - 1;
 	if (source->last > filter->to_position)
 		source->last = filter->to_position;
-	return &source->base;
+	return (OutboxReplaySource *) source;
 }

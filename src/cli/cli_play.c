@@ -78,6 +78,7 @@ prepare_next(Play *play)
 		return false;
 	switch (play->source->next(play->source, &row))
 	{
+		case OUTBOX_SOURCE_LATER:	/* none of its sources says so */
 		case OUTBOX_SOURCE_END:
 			play->ended = true;
 			return false;

@@ -290,7 +290,7 @@ add_plain_title(TopFrame *frame, const TopState *state)
 }
 
 static const char *const help_lines[] = {
-	TOP_BOLD "Keys",
+	TOP_BOLD "Keys",			/* NOLINT(bugprone-suspicious-missing-comma): one line, a mark and its text */
 	"1 to 8       types, streams, subjects, relays, dead letters, blocked,",
 	"             errors, health",
 	"Tab, arrows  the next view, the one before",

@@ -387,7 +387,8 @@ print_frame(const TopFrame *frame)
 		}
 		while (used > 0 && line[used - 1] == ' ')
 			used--;
-		printf("%.*s\n", (int) used, line);
+		line[used] = '\0';
+		puts(line);
 	}
 }
 

@@ -116,12 +116,12 @@ top_clip(const char *in, char *out, size_t size, int width)
 	out[used] = '\0';
 }
 
-/* 0 to 99,999 in full; at most seven characters. */
+/* 0 to 99,999 in full; at most seven characters. What is no number is larger than all that. */
 void
 top_number(double value, char *out, size_t size)
 {
 	static const char units[] = "kMGTPE";
-	int			unit = -1;
+	int			unit = 0;
 
 	if (value < 1000)
 		snprintf(out, size, "%.0f", value);
@@ -129,11 +129,8 @@ top_number(double value, char *out, size_t size)
 		snprintf(out, size, "%d,%03d", (int) (value + 0.5) / 1000, (int) (value + 0.5) % 1000);
 	else
 	{
-		while (value >= 999.5 && units[unit + 1] != '\0')
-		{
+		for (value /= 1000; value >= 999.5 && units[unit + 1] != '\0'; unit++)
 			value /= 1000;
-			unit++;
-		}
 		snprintf(out, size, value < 9.995 ? "%.2f%c" : value < 99.95 ? "%.1f%c" :
 																	   "%.0f%c",
 				 value, units[unit]);

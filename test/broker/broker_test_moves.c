@@ -130,18 +130,19 @@ test_lame_duck(void)
 	}
 	ok(wait_quiet(broker, 5000) && connected_to(broker, &server), "lame duck: without another server it stays");
 	server_start(&other);
-	until_us = clock_us() + 5000000;
+	until_us = clock_us() + slack(5000000);
 	while (!connected_to(broker, &other) && clock_us() < until_us)
 	{
 		publish_many(broker, "outbox.duck", 10, 100);
 		step(broker, 20);
 	}
 	ok(connected_to(broker, &other), "lame duck: with another one it moves");
-	ok(works(broker) && accounts() && tally.count[BROKER_ACKED] == tally.published,
-	   "lame duck: all %d messages are acknowledged", tally.published);
+	/* nats-server 2.10 and newer end JetStream at once, and say so: what they get isn't stored. */
+	ok(works(broker) && accounts() && tally.count[BROKER_ACKED] + tally.count[BROKER_NO_RESPONDERS] == tally.published,
+	   "lame duck: all %d messages are acknowledged, or come back", tally.published);
 	broker_get_status(broker, &status);
 	ok(status.connects == 2, "lame duck: by one new connection");
-	ok(tally.longest_call_us < LONGEST_CALL_US, "lame duck: longest call %lld us, %s",
+	ok(tally.longest_call_us < slack(LONGEST_CALL_US), "lame duck: longest call %lld us, %s",
 	   (long long) tally.longest_call_us, tally.longest_call);
 	server_kill(&server);
 
@@ -345,7 +346,7 @@ test_black_hole(void)
 	tally_reset();
 	works(broker);
 	begin_us = clock_us();
-	ok(!wait_state(broker, BROKER_OFFLINE, BROKER_STALE_US / 1000 + 2000), "black hole: an idle connection stays");
+	ok(!wait_state(broker, BROKER_OFFLINE, (int) ((BROKER_STALE_US / 1000 + 2000) / slack(1))), "black hole: an idle connection stays");
 	server_freeze(&server);
 	begin_us = clock_us();
 	ok(wait_text(broker, BROKER_OFFLINE, "does not respond", 10000), "black hole: a silent server is given up");
@@ -355,7 +356,7 @@ test_black_hole(void)
 	   "black hole: and tried again");
 	server_thaw(&server);
 	ok(works(broker) && accounts(), "black hole: until it is back");
-	ok(tally.longest_call_us < LONGEST_CALL_US, "black hole: longest call %lld us, %s",
+	ok(tally.longest_call_us < slack(LONGEST_CALL_US), "black hole: longest call %lld us, %s",
 	   (long long) tally.longest_call_us, tally.longest_call);
 	broker_destroy(broker, 2000);
 	server_kill(&server);

@@ -101,8 +101,8 @@ test_replaced(Broker *broker, BrokerConfig *config)
 	install("stranger");
 	ok(works(broker), "certificates: replaced: the connection goes on");
 	broker_reset(broker);
-	ok(wait_text(broker, BROKER_OFFLINE, "certificate", 5000) || wait_text(broker, BROKER_OFFLINE, "lert", 1),
-	   "certificates: one that the server doesn't trust");
+	/* its words are those of the server's version */
+	ok(wait_text(broker, BROKER_OFFLINE, "certificate|lert", 5000), "certificates: one that the server doesn't trust");
 	broker_get_status(broker, &status);
 	ok(strstr(status.text, "TLS") != NULL || strstr(status.text, "SSL") != NULL, "certificates: is told: %s", status.text);
 	install("renewed");
@@ -120,8 +120,7 @@ test_replaced(Broker *broker, BrokerConfig *config)
 	config->tls_cert_file = "";
 	config->tls_key_file = "";
 	broker_configure(broker, config);
-	ok(wait_text(broker, BROKER_OFFLINE, "certificate", 5000) || wait_text(broker, BROKER_OFFLINE, "TLS", 1),
-	   "certificates: none");
+	ok(wait_text(broker, BROKER_OFFLINE, "certificate|TLS", 5000), "certificates: none");
 	broker_get_status(broker, &status);
 	ok(strstr(status.text, "TLS") != NULL || strstr(status.text, "SSL") != NULL, "certificates: is told: %s", status.text);
 	ok(accounts(), "certificates: one outcome each");
@@ -174,7 +173,7 @@ test_many_failures(BrokerConfig *config, const char *what, const char *wanted)
 		}
 	}
 	broker_get_status(broker, &status);
-	ok(failures == FAILURES && strstr(status.text, wanted) != NULL, "many times %s: %s", what, status.text);
+	ok(failures == FAILURES && has_one_of(status.text, wanted), "many times %s: %s", what, status.text);
 	ok(open_descriptors() <= descriptors + 2, "many times %s: %d descriptors before, %d after", what, descriptors,
 	   open_descriptors());
 	ok(open_threads() <= started + 1, "many times %s: %d threads before, %d after", what, started, open_threads());
@@ -260,7 +259,7 @@ test_certificates(void)
 	broker_destroy(broker, 2000);
 
 	install("stranger");
-	test_many_failures(&config, "a certificate that the server refuses", "certificate");
+	test_many_failures(&config, "a certificate that the server refuses", "certificate|alert");
 	install("renewed");
 	trust("old");
 	test_many_failures(&config, "a server that we don't trust", "certificate");

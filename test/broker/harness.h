@@ -58,7 +58,9 @@ extern void server_api(Server *server, const char *subject, const char *payload)
 extern BrokerConfig base_config(const Server *server);
 extern Broker *online_broker(const Server *server);
 extern void step(Broker *broker, int max_wait_ms);
+extern int64_t slack(int64_t time);
 extern bool wait_state(Broker *broker, BrokerState state, int timeout_ms);
+extern bool has_one_of(const char *text, const char *wanted);
 extern bool wait_text(Broker *broker, BrokerState state, const char *wanted, int timeout_ms);
 extern bool wait_connects(Broker *broker, uint64_t connects, int timeout_ms);
 extern bool works(Broker *broker);

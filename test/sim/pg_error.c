@@ -127,10 +127,15 @@ RollbackAndReleaseCurrentSubTransaction(void)
 {
 }
 
+#if PG_VERSION_NUM >= 160000
+void
+ExceptionalCondition(const char *conditionName, const char *fileName, int lineNumber)
+#else
 void		ExceptionalCondition(const char *conditionName, const char *errorType, const char *fileName, int lineNumber);
 
 void
 ExceptionalCondition(const char *conditionName, const char *errorType, const char *fileName, int lineNumber)
+#endif
 {
 	sim_fail("assertion failed: %s, %s:%d", conditionName, fileName, lineNumber);
 }

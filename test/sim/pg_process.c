@@ -19,6 +19,9 @@
 /* ---------- globals ---------- */
 
 PGPROC	   *MyProc;
+#if PG_VERSION_NUM >= 170000
+ProcNumber	MyProcNumber;
+#endif
 int			MyProcPid;
 Latch	   *MyLatch;
 Oid			MyDatabaseId = SIM_DATABASE;
@@ -109,7 +112,9 @@ sim_pg_start(SimProc *proc)
 	proc->pg = pg;
 	ProcGlobal = &proc_global;
 	memset(&all_procs[proc->index], 0, sizeof(PGPROC));
+#if PG_VERSION_NUM < 170000
 	all_procs[proc->index].pgprocno = proc->index;
+#endif
 	all_procs[proc->index].pid = SIM_FIRST_PID + proc->index;
 	sim_memory_start(pg);
 	sim_pg_settings();
@@ -130,6 +135,9 @@ sim_pg_switch_to(SimProc *proc)
 	const PgGlobals *saved = &proc->pg->globals;
 
 	MyProc = &all_procs[proc->index];
+#if PG_VERSION_NUM >= 170000
+	MyProcNumber = proc->index;
+#endif
 	MyProcPid = MyProc->pid;
 	MyLatch = &MyProc->procLatch;
 	InterruptPending = saved->interrupt_pending;
@@ -171,12 +179,20 @@ outbox_test_point(const char *name)
 	sim_test_point(name);
 }
 
+#if PG_VERSION_NUM >= 180000
+void
+pqsignal(int signo, pqsigfunc func)
+{
+	sim_self->pg->handlers[signo] = func;
+}
+#else
 pqsigfunc
 pqsignal(int signo, pqsigfunc func)
 {
 	sim_self->pg->handlers[signo] = func;
 	return NULL;
 }
+#endif
 
 void
 die(SIGNAL_ARGS)
@@ -291,11 +307,25 @@ sim_pg_latch(SimProc *proc)
 	SetLatch(&all_procs[proc->index].procLatch);
 }
 
+#if PG_VERSION_NUM >= 170000
+uint32
+WaitEventExtensionNew(const char *name)
+{
+	return PG_WAIT_EXTENSION;
+}
+
+WaitEventSet *
+CreateWaitEventSet(ResourceOwner owner, int nevents)
+{
+	return (WaitEventSet *) MemoryContextAlloc(TopMemoryContext, 1);
+}
+#else
 WaitEventSet *
 CreateWaitEventSet(MemoryContext context, int nevents)
 {
 	return (WaitEventSet *) MemoryContextAlloc(context, 1);
 }
+#endif
 
 int
 AddWaitEventToSet(WaitEventSet *set, uint32 events, pgsocket fd, Latch *latch, void *user_data)

@@ -124,8 +124,13 @@ InitMaterializedSRF(FunctionCallInfo fcinfo, bits32 flags)
 	sim_fail("InitMaterializedSRF() is called");
 }
 
+#if PG_VERSION_NUM >= 170000
+void
+tuplestore_putvalues(Tuplestorestate *state, TupleDesc tdesc, const Datum *values, const bool *isnull)
+#else
 void
 tuplestore_putvalues(Tuplestorestate *state, TupleDesc tdesc, Datum *values, bool *isnull)
+#endif
 {
 	sim_fail("tuplestore_putvalues() is called");
 }

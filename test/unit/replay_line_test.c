@@ -61,6 +61,9 @@ test_lines(void)
 	check_payload("\"payload_kind\":\"x\",\"payload\":\"AP8\"", NULL, 0);
 	check_payload("\"payload_kind\":\"x\",\"payload\":\"A*8=\"", NULL, 0);
 	check_payload("\"payload_kind\":\"x\",\"payload_plain\":\"\",\"payload_hex\":\"00FF0a\"", "\0\xff\n", 3);
+	check_payload("\"payload_kind\":\"x\",\"payload_plain\":\"\",\"payload_hex\":\"00F\"", NULL, 0);
+	check_payload("\"payload_kind\":\"x\",\"payload_plain\":\"\",\"payload_hex\":\"0g\"", NULL, 0);
+	check_payload("\"payload_kind\":\"x\",\"payload_plain\":\"\",\"payload_hex\":\"-0\"", NULL, 0);
 	check_payload("\"payload_kind\":\"t\",\"payload\":\"\\u0000\"", NULL, 0);
 	check_payload("\"payload_kind\":\"t\",\"payload\":\"\\ud83d\"", NULL, 0);
 	check_payload("\"payload_kind\":\"t\",\"payload\":\"\\ude00\"", NULL, 0);
