@@ -97,7 +97,7 @@ sub keep_writing
 # How many events are committed. undef: no answer.
 sub written
 {
-	my ($code, $count) = $node->psql('postgres', 'SELECT count(*) FROM journal', timeout => 30, timed_out => \my $late);
+	my ($code, $count) = psql_if_up($node, 'postgres', 'SELECT count(*) FROM journal', timeout => 30, timed_out => \my $late);
 
 	return defined $code && $code == 0 ? $count : undef;
 }
@@ -118,13 +118,13 @@ sub broker_killed
 }
 
 my @actions = (
-	[ 'a relay is terminated', sub { $node->psql('postgres', 'SELECT pg_terminate_backend(' . relay() . ')') } ],
+	[ 'a relay is terminated', sub { psql_if_up($node, 'postgres', 'SELECT pg_terminate_backend(' . relay() . ')') } ],
 	[ 'a relay is killed', sub { kill('KILL', relay()) } ],
 	[ 'the broker is killed', \&broker_killed ],
 	[ 'a client is killed', sub {
-		my ($code, $pid) = $node->psql('postgres', q{SELECT pid FROM pg_stat_activity WHERE application_name = 'writer' LIMIT 1});
+		my ($code, $pid) = psql_if_up($node, 'postgres', q{SELECT pid FROM pg_stat_activity WHERE application_name = 'writer' LIMIT 1});
 		kill('KILL', $pid) if $pid; } ],
-	[ 'a relay is terminated', sub { $node->psql('postgres', 'SELECT pg_terminate_backend(' . relay() . ')') } ],
+	[ 'a relay is terminated', sub { psql_if_up($node, 'postgres', 'SELECT pg_terminate_backend(' . relay() . ')') } ],
 	[ 'a relay is killed', sub { kill('KILL', relay()) } ],
 	[ 'the broker is frozen for longer than the ack timeout', sub {
 		$nats->freeze;

@@ -32,7 +32,9 @@ $node->safe_psql($db, q{
 			ids := ARRAY(SELECT id FROM work WHERE n = b);
 			answers := outbox.inbox_accept_many(consumer, ids);
 			INSERT INTO effects SELECT u.id, consumer FROM unnest(ids, answers) u (id, is_new) WHERE u.is_new;
-			IF random() < 0.1 THEN
+			IF consumer = 'crash' AND b = 100 THEN
+				PERFORM pg_sleep(600);
+			ELSIF random() < 0.1 THEN
 				ROLLBACK;
 				CONTINUE;
 			END IF;
@@ -76,9 +78,9 @@ ok(slurp_file($node->logfile) !~ /deadlock detected/, 'no deadlock');
 
 # A consumer is killed in the middle, and with it the server: what it had accepted and not committed is new again.
 @runs = consume('crash', 0.1, 0.2);
-ok(wait_for_query($node, $db, q{SELECT count(*) > 500 FROM effects WHERE consumer = 'crash'}), 'some of it is done');
-my $pid = $node->safe_psql($db, q{SELECT pid FROM pg_stat_activity WHERE query LIKE 'CALL consume%' LIMIT 1});
-kill('KILL', $pid);
+my $middle = q{FROM pg_stat_activity WHERE query LIKE 'CALL consume%' AND wait_event = 'PgSleep'};
+ok(wait_for_query($node, $db, "SELECT count(*) > 0 $middle"), 'one has done some of it, and has a batch open');
+kill('KILL', $node->safe_psql($db, "SELECT min(pid) $middle"));
 $_->finish foreach @runs;
 ok(wait_for_query($node, $db, q{SELECT NOT pg_is_in_recovery()}), 'the server is back');
 is($node->safe_psql($db, q{SELECT count(*) FROM effects FULL JOIN outbox.inbox USING (consumer, event_id)

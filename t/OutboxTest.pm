@@ -432,7 +432,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_cluster wait_published wait_for_query check_no_crash crash_lines check_order
+our @EXPORT = qw(new_cluster wait_published wait_for_query psql_if_up check_no_crash crash_lines check_order
   own_status wait_state wait_until never_within slack sqlstates attribute);
 
 # PostgreSQL::Test::Cluster needs pg_regress, which "make prove_installcheck"
@@ -478,6 +478,17 @@ sub new_cluster
 	return $node;
 }
 
+# As psql() of a node that may be down: a psql that can't connect ends before it reads
+# the query, and that may be a broken pipe to the test.
+sub psql_if_up
+{
+	my ($node, @arguments) = @_;
+	my @result = eval { $node->psql(@arguments) };
+
+	die $@ if $@ && $@ !~ /Broken pipe/;
+	return $@ ? (2, '', $@) : @result;
+}
+
 # Polls a query until it yields the text expected ("t" by default). Unlike
 # poll_query_until it survives a server that is down meanwhile, and is quiet.
 sub wait_for_query
@@ -489,7 +500,7 @@ sub wait_for_query
 
 	do
 	{
-		($code, $out, $err) = $node->psql($db, $query, timeout => 60, timed_out => \$timed_out);
+		($code, $out, $err) = psql_if_up($node, $db, $query, timeout => 60, timed_out => \$timed_out);
 		return 1 if defined $code && $code == 0 && $out eq $expected;
 		sleep(0.05);
 	} while (time() < $end);
