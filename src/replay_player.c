@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MIN_WINDOW 4
+#define MIN_WINDOW 8
 #define FIRST_WINDOW 64
 
 /* A round trip may be so much longer than the shortest one: beside live traffic, and without. */
