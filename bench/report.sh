@@ -116,6 +116,7 @@ write_report() {
 			printf '\n'
 			awk -v from="$(provenance)" 'NR == 1 { print; print ""; print from; next } { print }' "$WORK/report/$section.md"
 		else
+			printf '\n'
 			kept_section "$section"
 		fi
 	done | cat -s
