@@ -117,6 +117,8 @@ rate_allows(OutboxPlayer *player, int64_t now_us, int64_t *wait_us)
 static bool
 group_allows(OutboxPlayer *player, int64_t now_us, int64_t *wait_us)
 {
+	if (!player->in_groups)
+		player->group_at = now_us; /* for the pause before the first group */
 	if (!player->in_groups || player->group_left > 0)
 		return true;
 	if (player->waiting > 0)

@@ -114,6 +114,7 @@ do
 	$n += 20;
 } until $node->safe_psql($db, q{SELECT count(*) FROM outbox.replays WHERE state IN ('queued', 'running')}) eq '0' || $n > 10000;
 cmp_ok(time() - $begun, '>=', 0.9, 'the rate is kept: not below a second');
+cmp_ok($n, '<=', 10000, 'live traffic, which began after it, lets a replay go on');
 ok(wait_replay($node, $db, $_, 'done'), 'done beside live traffic') foreach $prefixed, $other;
 is_deeply([ replay_problems($nats, 'AGAIN', $prefixed, \@original, prefix => 'again.') ], [], 'with a subject prefix, in a stream of its own');
 is_deeply([ replay_problems($nats2, 'COPY', $other, [ grep { $_->{headers}{'ce-type'} eq 'order.placed' } @original ]) ], [], 'at another server');
