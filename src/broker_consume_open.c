@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "broker_consume_internal.h"
 
@@ -324,26 +325,48 @@ delete_consumer(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, char *er
 	return status == NATS_OK || code == JSConsumerNotFoundErr || complain(error, "remake consumer", durable, status, code);
 }
 
+static void
+write_start(char *to, size_t size, int64_t start_ns)
+{
+	time_t		seconds = (time_t) (start_ns / 1000000000);
+	struct tm	utc;
+	char		text[20];
+
+	gmtime_r(&seconds, &utc);
+	strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &utc);
+	snprintf(to, size, "\"deliver_policy\":\"by_start_time\",\"opt_start_time\":\"%s.%09dZ\"", text, (int) (start_ns % 1000000000));
+}
+
 /*
  * Makes the consumer for a moment, to read from it the server's time, and behind
  * which sequence one begins that takes what was stored since start_ns (0: from now on).
+ * In JetStream's own JSON: the library (3.4 to 3.14, nats_EncodeTimeUTC()) writes
+ * fractions of a second without their leading zeros, so that .05 s becomes .5 s.
  */
 static bool
 probe(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, int64_t start_ns, int64_t *created_ns, uint64_t *position, char *error)
 {
+	const char *stream = consumer->settings->config.stream;
 	const char *durable = consumer->config.durable;
-	jsConsumerConfig wanted;
+	char		subject[BROKER_TEXT_SIZE];
+	char		start[96] = "\"deliver_policy\":\"new\"";
+	char		json[2 * BROKER_TEXT_SIZE];
+	natsMsg	   *answer = NULL;
 	jsConsumerInfo *info = NULL;
 	jsErrCode	code = 0;
 	natsStatus	status;
 
-	jsConsumerConfig_Init(&wanted);
-	wanted.Durable = durable;
-	wanted.Description = PROBE;
-	wanted.AckPolicy = js_AckExplicit;
-	wanted.DeliverPolicy = start_ns != 0 ? js_DeliverByStartTime : js_DeliverNew;
-	wanted.OptStartTime = start_ns;
-	status = js_AddConsumer(&info, js, consumer->settings->config.stream, &wanted, bounds, &code);
+	if (start_ns != 0)
+		write_start(start, sizeof(start), start_ns);
+	snprintf(subject, sizeof(subject), "$JS.API.CONSUMER.DURABLE.CREATE.%s.%s", stream, durable);
+	snprintf(json, sizeof(json),
+			 "{\"stream_name\":\"%s\",\"config\":{\"durable_name\":\"%s\",\"description\":\"" PROBE
+			 "\",\"ack_policy\":\"explicit\",\"replay_policy\":\"instant\",%s}}",
+			 stream, durable, start);
+	status = natsConnection_RequestString(&answer, consumer->nc, subject, json, bounds->Wait);
+	natsMsg_Destroy(answer);
+	if (status == NATS_OK)
+		status = js_GetConsumerInfo(&info, js, stream, durable, bounds, &code);
 	if (status != NATS_OK)
 		return complain(error, "create consumer", durable, status, code);
 	*created_ns = info->Created;

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "broker_consume.h"
@@ -146,16 +147,16 @@ test_positions(void)
 	(void) broker_consume_stop(consumer, GRACE_MS);
 }
 
-/* Where an owner begins that has no position, and wants what was stored in the last age_us. */
+/* Where an owner begins that has no position, and wants what was stored in the last age_us; the stream ends with last. */
 static uint64_t
-start_new(const char *durable, int64_t age_us)
+start_new(const char *durable, int64_t age_us, uint64_t last)
 {
 	BrokerConfig connection = base_config(&server);
 	BrokerConsumeConfig config = {.durable = durable, .start_new = true, .start_age_us = age_us, .ack_wait_ms = 30000, .window = 64};
 	BrokerConsumer *consumer = broker_consume_start(&connection, &config);
 	BrokerConsumeStatus status;
 	bool		running = wait_for(consumer, BROKER_CONSUME_RUNNING, &status);
-	BrokerReceived *first = running && status.position < 515 ? next(consumer, WAIT_MS) : NULL;
+	BrokerReceived *first = running && status.position < last ? next(consumer, WAIT_MS) : NULL;
 
 	if (!running || (first != NULL && first->sequence != status.position + 1))
 		status.position = UINT64_MAX;
@@ -166,14 +167,21 @@ start_new(const char *durable, int64_t age_us)
 static void
 test_start_new(void)
 {
+	struct timespec wall;
 	int64_t		now = clock_us();
 
 	publish_some(5);
-	ok(start_new("n1", clock_us() - now) == 510, "consume: from a moment in the past on");
-	ok(start_new("n1", 0) == 510, "consume: the same when nothing was acknowledged and nobody has noted where it began");
-	ok(start_new("n2", 0) == 515, "consume: from now on");
-	ok(start_new("n2", INT64_C(3600) * 1000000) == 515, "consume: a consumer that is there tells");
-	ok(start_new("n3", INT64_C(3600) * 1000000) == 0, "consume: from before the first message on");
+	ok(start_new("n1", clock_us() - now, 515) == 510, "consume: from a moment in the past on");
+	ok(start_new("n1", 0, 515) == 510, "consume: the same when nothing was acknowledged and nobody has noted where it began");
+	ok(start_new("n2", 0, 515) == 515, "consume: from now on");
+	ok(start_new("n2", INT64_C(3600) * 1000000, 515) == 515, "consume: a consumer that is there tells");
+	/* A time whose fraction begins with zeros: without them it would be .9 s. */
+	clock_gettime(CLOCK_REALTIME, &wall);
+	usleep((useconds_t) (1009500 - wall.tv_nsec / 1000) % 1000000);
+	now = clock_us();
+	publish_some(5);
+	ok(start_new("n4", clock_us() - now, 520) == 515, "consume: from a moment in a second's beginning on");
+	ok(start_new("n3", INT64_C(3600) * 1000000, 520) == 0, "consume: from before the first message on");
 }
 
 /* Stopped at any moment of its beginning. */
