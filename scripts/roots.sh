@@ -19,21 +19,27 @@ debian_mirror() {
 	apt-get indextargets --format "\$(REPO_URI)" 2>/dev/null | grep -m 1 '/debian/*$' || echo http://deb.debian.org/debian
 }
 
+# Whom this machine trusts.
+TRUSTED=/etc/ssl/certs/ca-certificates.crt
+
 # Where systems stay, and are used again with what was installed in them; else they are new and go.
 ROOTS=
 
 # make_root SUITE: a minimal system, which $ROOT_DIR then names. This machine's way to
-# the mirror (a proxy, what it thinks of dates) is also the root's. Nobody minds losing it
-# when the machine crashes, so dpkg needn't wait for the disk.
+# the mirror (a proxy, what it thinks of dates) is also the root's, and so is whom it trusts: the proxy may
+# show a certificate of its own to npm, too. Nobody minds losing the system when the machine crashes, so
+# dpkg needn't wait for the disk.
 make_root() {
 	ROOT_DIR=${ROOTS:-$WORK/roots}/$1
-	[ ! -e "$ROOT_DIR/etc/debian_version" ] || return 0
-	mkdir -p "$ROOT_DIR"
-	apt-config dump | grep -E '^Acquire::(https?|Check-)[^ ]* "..*' >"$WORK/apt-acquire.conf" || true
-	quietly mmdebstrap --quiet --variant=minbase --components=main \
-		--dpkgopt=force-unsafe-io --aptopt="$WORK/apt-acquire.conf" --aptopt='Acquire::Languages "none"' \
-		"$1" "$ROOT_DIR" "$(debian_mirror)"
-	cp /etc/resolv.conf "$ROOT_DIR/etc/resolv.conf"
+	if [ ! -e "$ROOT_DIR/etc/debian_version" ]; then
+		mkdir -p "$ROOT_DIR"
+		apt-config dump | grep -E '^Acquire::(https?|Check-)[^ ]* "..*' >"$WORK/apt-acquire.conf" || true
+		quietly mmdebstrap --quiet --variant=minbase --components=main \
+			--dpkgopt=force-unsafe-io --aptopt="$WORK/apt-acquire.conf" --aptopt='Acquire::Languages "none"' \
+			"$1" "$ROOT_DIR" "$(debian_mirror)" || return
+		cp /etc/resolv.conf "$ROOT_DIR/etc/resolv.conf"
+	fi
+	[ ! -e "$TRUSTED" ] || cp "$TRUSTED" "$ROOT_DIR/etc/outbox-trusted.crt"
 }
 
 # in_root COMMAND...: as root in $ROOT_DIR, with a clean environment and the variables in IN_ROOT_ENV.
@@ -49,7 +55,7 @@ in_root() {
 		mount -t tmpfs tmpfs "$root/dev/shm"
 		exec chroot "$root" "$@"' sh "$ROOT_DIR" \
 		env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-		LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "${IN_ROOT_ENV[@]}" "$@"
+		LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive NODE_EXTRA_CA_CERTS=/etc/outbox-trusted.crt "${IN_ROOT_ENV[@]}" "$@"
 }
 
 # The checkout as it is, without what was built in it, to /outbox of the root.
