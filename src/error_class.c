@@ -15,6 +15,12 @@ static const struct
 	int			code;
 	OutboxErrorClass class;
 } table[] = {
+	/*
+	 * A message with this id is on its way to the cluster's other servers, from an earlier attempt (2.12 and
+	 * newer): stored or not, nobody knows until they have answered.
+	 */
+	{10158, OUTBOX_ERROR_UNKNOWN},
+
 	{10002, OUTBOX_ERROR_BROKER}, /* resource limits exceeded for account */
 	{10004, OUTBOX_ERROR_BROKER}, /* incomplete results */
 	{10005, OUTBOX_ERROR_BROKER}, /* no suitable peers */

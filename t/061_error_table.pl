@@ -165,8 +165,8 @@ my $responder = respond($nats, 'core.10998', refusal(503, 10998, 'it says'));
 row('refusal 10998', subject => 'core.10998', class => 'stream', text => '^JetStream error 10998: it says$',
 	heal => sub { stop_responding($responder); $responder = respond($nats, 'core.10998', positive('OUTBOX')) });
 
-my %answers = ('garbage' => 'hello', 'empty' => '', 'no ack' => '{}', 'foreign ack' => positive('ELSEWHERE'), 'mute' => undef);
-my %texts = ('mute' => 'no acknowledgement', 'foreign ack' => 'by another stream, "ELSEWHERE"');
+my %answers = ('garbage' => 'hello', 'empty' => '', 'no ack' => '{}', 'foreign ack' => positive('ELSEWHERE'), 'in process' => refusal(400, 10158, 'it says'), 'mute' => undef);
+my %texts = ('mute' => 'no acknowledgement', 'foreign ack' => 'by another stream, "ELSEWHERE"', 'in process' => 'JetStream error 10158: it says');
 foreach my $name (sort keys %answers)
 {
 	my $subject = 'core.' . $name =~ s/ /_/r;

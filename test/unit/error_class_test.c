@@ -26,6 +26,7 @@ check_codes(const int *codes, size_t count, OutboxErrorClass expected)
 
 #define CHECK_CODES(codes, expected) check_codes(codes, sizeof(codes) / sizeof(codes[0]), expected)
 
+static const int unknown_codes[] = {10158};
 static const int broker_codes[] = {10002, 10004, 10005, 10006, 10007, 10008, 10009, 10023, 10028, 10035, 10039, 10041,
 	10047, 10076};
 static const int stream_codes[] = {10051, 10053, 10059, 10060, 10063, 10077, 10096, 10109, 10118, 10167};
@@ -34,6 +35,11 @@ static const int permanent_codes[] = {10054, 10070, 10071, 10097, 10111, 10164, 
 static bool
 is_listed(int code)
 {
+	for (size_t i = 0; i < sizeof(unknown_codes) / sizeof(int); i++)
+	{
+		if (unknown_codes[i] == code)
+			return true;
+	}
 	for (size_t i = 0; i < sizeof(broker_codes) / sizeof(int); i++)
 	{
 		if (broker_codes[i] == code)
@@ -104,6 +110,7 @@ test_texts(void)
 int
 main(void)
 {
+	CHECK_CODES(unknown_codes, OUTBOX_ERROR_UNKNOWN);
 	CHECK_CODES(broker_codes, OUTBOX_ERROR_BROKER);
 	CHECK_CODES(stream_codes, OUTBOX_ERROR_STREAM);
 	CHECK_CODES(permanent_codes, OUTBOX_ERROR_PERMANENT);
