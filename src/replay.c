@@ -128,8 +128,7 @@ get_figures(OutboxReplayFigures *figures)
 		.total = replay.total,
 		.done = job->done + player->done,
 		.ahead = outbox_player_ahead(player),
-		/* What the run before has left ahead comes back as duplicates, unless it is forgotten by the stream. */
-		.repeated = job->repeated + Max(job->ahead, player->duplicates),
+		.repeated = job->repeated + outbox_player_repeated(player, job->ahead),
 		.reached = player->reached,
 		.time_reached = player->reached_time == 0 ? 0 : player->reached_time - outbox_unix_us(0),
 		.error = text[0] == '\0' ? NULL : text,

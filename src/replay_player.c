@@ -119,6 +119,10 @@ group_allows(OutboxPlayer *player, int64_t now_us, int64_t *wait_us)
 {
 	if (!player->in_groups)
 		player->group_at = now_us; /* for the pause before the first group */
+	else if (player->group_left > 0 && player->waiting == 0)
+		player->group_at += now_us - player->free_at; /* nothing was under way: no reason for a pause */
+	if (player->waiting == 0)
+		player->free_at = now_us;
 	if (!player->in_groups || player->group_left > 0)
 		return true;
 	if (player->waiting > 0)
@@ -147,7 +151,7 @@ static void
 note_trouble(OutboxPlayer *player, OutboxPlayerTrouble trouble, int64_t position, int code, const char *text)
 {
 	/* Of several the first in the order counts, and a refusal more than doubt. */
-	if (player->trouble == OUTBOX_PLAYER_REFUSED && (trouble != OUTBOX_PLAYER_REFUSED || player->trouble_position < position))
+	if (player->trouble == trouble ? player->trouble_position < position : player->trouble == OUTBOX_PLAYER_REFUSED)
 		return;
 	player->trouble = trouble;
 	player->trouble_position = position;
@@ -231,6 +235,8 @@ take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxP
 	OutboxPlayed *played = outcome->cookie;
 
 	player->waiting--;
+	if (player->waiting == 0)
+		player->free_at = now_us;
 	if (player->waiting == 0 && player->group_left == 0)
 		player->next_group_at = now_us + (now_us - player->group_at);
 	make_free(player, played);
@@ -260,6 +266,12 @@ outbox_player_ahead(const OutboxPlayer *player)
 	for (uint64_t i = player->head; i < player->tail; i++)
 		ahead += player->flight[i % OUTBOX_PLAYER_WINDOW].acked;
 	return ahead;
+}
+
+int64_t
+outbox_player_repeated(const OutboxPlayer *player, int64_t ahead)
+{
+	return player->duplicates > ahead ? player->duplicates : ahead;
 }
 
 void
