@@ -510,17 +510,6 @@ test_repeated(void)
 
 /* ---------- at random ---------- */
 
-static uint64_t random_state;
-
-static uint64_t
-next_random(uint64_t below)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return random_state % below;
-}
-
 #define EVENTS 2000
 
 /* One replay, beside live traffic that comes and goes, to a stream that fails. */
@@ -562,12 +551,12 @@ deliver(void)
 	for (int i = broker.first; i < number; i++)
 		promise(broker.sent[i].answered || aggregate_of(broker.sent[i].position) != aggregate_of(position), "one of an aggregate in flight");
 	promise(outbox_player_in_flight(&player) <= player.max_window, "not more in flight than may be");
-	run.due[number] = run.now + 200 + (int64_t) next_random(next_random(20) == 0 ? 20000 : 1000);
+	run.due[number] = run.now + 200 + below(one_in(20) ? 20000 : 1000);
 	run.kind[number] = BROKER_ACKED;
-	if ((int) next_random(1000) < run.failures)
+	if (below(1000) < run.failures)
 	{
-		run.kind[number] = (BrokerOutcomeKind) next_random(BROKER_OUTCOME_KINDS);
-		arrives = run.kind[number] == BROKER_ACKED || (run.kind[number] != BROKER_REFUSED && run.kind[number] != BROKER_DENIED && run.kind[number] != BROKER_NO_RESPONDERS && next_random(2) == 0);
+		run.kind[number] = (BrokerOutcomeKind) below(BROKER_OUTCOME_KINDS);
+		arrives = run.kind[number] == BROKER_ACKED || (run.kind[number] != BROKER_REFUSED && run.kind[number] != BROKER_DENIED && run.kind[number] != BROKER_NO_RESPONDERS && one_in(2));
 	}
 	if (!arrives)
 		return;
@@ -616,8 +605,8 @@ resume(void)
 static void
 change_live(void)
 {
-	run.live = (OutboxPlayerLive) next_random(3);
-	run.live_until = run.now + 1 + (int64_t) next_random(30 * MS);
+	run.live = (OutboxPlayerLive) below(3);
+	run.live_until = run.now + 1 + below(30 * MS);
 	player.in_groups = run.live != OUTBOX_LIVE_IDLE;
 	player.max_window = player.in_groups ? LIVE_WINDOW : OUTBOX_PLAYER_WINDOW;
 }
@@ -645,13 +634,13 @@ pass_time(void)
 static void
 replay_once(uint64_t seed)
 {
-	random_state = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+	random_state = mix(seed);
 	memset(&run, 0, sizeof(run));
-	run.now = (int64_t) next_random(400) * DAY;
-	run.failures = (int) next_random(3) * 5;
-	run.rate = next_random(3) == 0 ? 2000 + (int64_t) next_random(100000) : 0;
+	run.now = below(400) * DAY;
+	run.failures = below(3) * 5;
+	run.rate = one_in(3) ? 2000 + below(100000) : 0;
 	begin(run.rate, OUTBOX_PLAYER_WINDOW);
-	aggregates = 1 + (int) next_random(next_random(2) == 0 ? 10 : 1000);
+	aggregates = 1 + below(one_in(2) ? 10 : 1000);
 	while (run.broken == NULL && player.done < EVENTS)
 	{
 		if (run.now >= run.live_until)
