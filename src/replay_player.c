@@ -190,7 +190,7 @@ outbox_player_send(OutboxPlayer *player, const BrokerMessage *message, int64_t p
 
 /* A larger window while no queue builds up, half of it when one does; not twice for the same queue. */
 static void
-adjust_window(OutboxPlayer *player, int round_trip_us, int64_t now_us, OutboxPlayerLive live)
+adjust_window(OutboxPlayer *player, int round_trip_us, int64_t now_us, OutboxLiveTraffic live)
 {
 	int			queue_us = live == OUTBOX_LIVE_IDLE ? IDLE_QUEUE_US : LIVE_QUEUE_US;
 
@@ -230,7 +230,7 @@ is_refusal(BrokerOutcomeKind kind)
 }
 
 static void
-take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxPlayerLive live)
+take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxLiveTraffic live)
 {
 	OutboxPlayed *played = outcome->cookie;
 
@@ -275,7 +275,7 @@ outbox_player_repeated(const OutboxPlayer *player, int64_t ahead)
 }
 
 void
-outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxPlayerLive live)
+outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxLiveTraffic live)
 {
 	BrokerOutcome outcomes[64];
 	int			count;

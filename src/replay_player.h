@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "broker.h"
+#include "live_traffic.h"
 
 /* Messages in flight at most. */
 #define OUTBOX_PLAYER_WINDOW 1024
@@ -29,14 +30,6 @@ typedef struct OutboxPlayed
 	bool		acked;
 	int			next;			/* in flight with the same bucket, as an index + 1; 0: the last one */
 } OutboxPlayed;
-
-/* What the live traffic beside the replay is like. */
-typedef enum OutboxPlayerLive
-{
-	OUTBOX_LIVE_IDLE,			/* there is none */
-	OUTBOX_LIVE_ACTIVE,
-	OUTBOX_LIVE_BUSY /* more waits than should */
-} OutboxPlayerLive;
 
 /* How it ended, or came to stand still. */
 typedef enum OutboxPlayerTrouble
@@ -96,7 +89,7 @@ extern bool outbox_player_send(OutboxPlayer *player, const BrokerMessage *messag
 							   uint64_t aggregate);
 
 /* Moves bytes and takes answers. */
-extern void outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxPlayerLive live);
+extern void outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxLiveTraffic live);
 
 /* Messages behind the position reached that are stored: after a rewind they are sent again. */
 extern int outbox_player_ahead(const OutboxPlayer *player);

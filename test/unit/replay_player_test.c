@@ -147,7 +147,7 @@ ack(int count, int round_trip_us)
 
 /* All that is in flight is acked, and as much as possible sent again; returns how much that was. */
 static int
-turn(int64_t now, int round_trip_us, OutboxPlayerLive live)
+turn(int64_t now, int round_trip_us, OutboxLiveTraffic live)
 {
 	ack(outbox_player_in_flight(&player), round_trip_us);
 	outbox_player_poll(&player, now, live);
@@ -188,7 +188,7 @@ test_window(void)
 
 /* Round trips that get longer by so much: whether the window shrinks. */
 static int
-window_after_delay(int delay_us, OutboxPlayerLive live, int turns)
+window_after_delay(int delay_us, OutboxLiveTraffic live, int turns)
 {
 	int64_t		now = DAY;
 	int			sent = 0;
@@ -518,7 +518,7 @@ typedef struct Run
 	int64_t		now;
 	int64_t		rate;
 	int			failures;		/* of a thousand messages */
-	OutboxPlayerLive live;
+	OutboxLiveTraffic live;
 	int64_t		live_until;
 	int64_t		due[MAX_MESSAGES]; /* when a message is answered, and how */
 	BrokerOutcomeKind kind[MAX_MESSAGES];
@@ -605,7 +605,7 @@ resume(void)
 static void
 change_live(void)
 {
-	run.live = (OutboxPlayerLive) below(3);
+	run.live = (OutboxLiveTraffic) below(3);
 	run.live_until = run.now + 1 + below(30 * MS);
 	player.in_groups = run.live != OUTBOX_LIVE_IDLE;
 	player.max_window = player.in_groups ? LIVE_WINDOW : OUTBOX_PLAYER_WINDOW;
