@@ -1,13 +1,18 @@
 # shellcheck shell=bash disable=SC2154
 # From figures to text: medians, tables, verdicts, plots, bench/RESULTS.md.
 
-# spread NAME [DECIMALS]: "median (min to max)".
-spread() {
-	tr ' ' '\n' <<<"${figures[$1]}" | grep . | sort -n | awk -v d="${2:-0}" '{ v[NR] = $1 }
+# spread_of [DECIMALS]: of numbers, one a line: "median (min to max)".
+spread_of() {
+	sort -n | awk -v d="${1:-0}" '{ v[NR] = $1 }
 		END { printf "%.*f (%.*f to %.*f)", d, NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2, d, v[1], d, v[NR] }'
 }
 
-median() { spread "$1" "${2:-0}" | cut -d' ' -f1; }
+median_of() { spread_of "$@" | cut -d' ' -f1; }
+
+# spread NAME [DECIMALS], median NAME [DECIMALS]: of a figure's rounds.
+spread() { tr ' ' '\n' <<<"${figures[$1]}" | grep . | spread_of "${2:-0}"; }
+
+median() { spread "$@" | cut -d' ' -f1; }
 
 # table HEADING... -- then rows by table_row
 table_head() {

@@ -47,6 +47,7 @@ typedef struct OutboxArchiveRows
 	int64		first_position;
 	int64		last_position;
 	int64		text_bytes;
+	int64		paused_us;		/* for live traffic */
 	TimestampTz	first_time;		/* lowest and highest created_at */
 	TimestampTz	last_time;
 } OutboxArchiveRows;

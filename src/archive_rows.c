@@ -10,6 +10,8 @@
  */
 #include "archive.h"
 
+#include <time.h>
+
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
@@ -21,16 +23,25 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "clock.h"
 #include "database.h"
 #include "event.h"
 #include "ledger_lookup.h"
+#include "live_traffic.h"
 #include "log.h"
 #include "log_scan.h"
 #include "ring.h"
+#include "worker.h"
 
 /* One of these ends a batch. */
 #define BATCH_ROWS 4096
 #define BATCH_BYTES (1024 * 1024)
+
+/* Beside live traffic batches are small, and pauses take so many times the processor time that went before. */
+#define LIVE_BATCH_ROWS 256
+#define LIVE_BATCH_BYTES (64 * 1024)
+#define LIVE_PAUSE 4
+#define MAX_PAUSE_US INT64CONST(200000)
 
 /* Both scans stand on the next row. */
 typedef struct Batch
@@ -43,6 +54,8 @@ typedef struct Batch
 	HeapTuple	delivery_tuple;
 	OutboxLedgerBucket *ledger;
 	MemoryContext row_context;
+	int			max_rows;
+	size_t		max_bytes;
 } Batch;
 
 /* ------------------------------------------------------------------- texts */
@@ -247,7 +260,7 @@ read_batch(Batch *batch)
 {
 	OutboxArchiveRows *rows = batch->rows;
 
-	for (int count = 0; count < BATCH_ROWS && rows->buffer.length < BATCH_BYTES; count++)
+	for (int count = 0; count < batch->max_rows && rows->buffer.length < batch->max_bytes; count++)
 	{
 		int64		position = outbox_log_scan_position(&batch->log);
 		MemoryContext caller;
@@ -267,12 +280,53 @@ read_batch(Batch *batch)
 	}
 }
 
+/* Processor time of this process, microseconds. */
+static int64
+processor_time(void)
+{
+	struct timespec used;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+	return (int64) used.tv_sec * USECS_PER_SEC + used.tv_nsec / 1000;
+}
+
+/*
+ * Leaves the processor to live traffic for a while, if there is any, which then
+ * keeps its latency. But the archive must keep up with what comes in: all pauses
+ * of a range take a quarter of the time in which one fills, at most.
+ */
+static void
+make_room(Batch *batch)
+{
+	static OutboxLiveWatch live;
+	static int64 worked_until;	/* processor_time() at the end of the last pause */
+	OutboxArchiveRows *rows = batch->rows;
+	int64		begin = outbox_clock_now();
+	int64		now = begin;
+	bool		late = outbox_retention >= 0 && rows->paused_us >= outbox_retention * (USECS_PER_SEC / 24);
+	bool		alone = late || outbox_live_traffic(&live, rows->retention->database, now) == OUTBOX_LIVE_IDLE;
+	int64		pause = alone ? 0 : Min(LIVE_PAUSE * (processor_time() - worked_until), MAX_PAUSE_US);
+
+	batch->max_rows = alone ? BATCH_ROWS : LIVE_BATCH_ROWS;
+	batch->max_bytes = alone ? BATCH_BYTES : LIVE_BATCH_BYTES;
+	for (; now < begin + pause; now = outbox_clock_now())
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ((begin + pause - now + 999) / 1000),
+						 OUTBOX_WAIT_EVENT("OutboxCleanerPause"));
+		ResetLatch(MyLatch);
+		outbox_worker_check(0);
+	}
+	rows->paused_us += now - begin;
+	worked_until = processor_time();
+}
+
 bool
 outbox_archive_rows_next(OutboxArchiveRows *rows)
 {
 	Batch		batch = {rows};
 
 	rows->buffer.length = 0;
+	make_room(&batch);
 	while (rows->buffer.length == 0 && !rows->at_end && !rows->changed)
 	{
 		if (!outbox_retire_begin(rows->retention))

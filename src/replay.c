@@ -35,7 +35,6 @@
 #include "held.h"
 #include "replay.h"
 #include "replay_job.h"
-#include "replay_live.h"
 #include "replay_player.h"
 #include "signals.h"
 #include "worker.h"
@@ -94,7 +93,7 @@ typedef struct Replay
 	int			tries;
 	int64		tried_at_done;	/* progress then */
 
-	OutboxReplayLive live;
+	OutboxLiveWatch live;
 
 	OutboxReplaySource *counter; /* counts the events of the log; NULL: total is known */
 	int64		counted;
@@ -128,8 +127,7 @@ get_figures(OutboxReplayFigures *figures)
 		.total = replay.total,
 		.done = job->done + player->done,
 		.ahead = outbox_player_ahead(player),
-		/* What the run before has left ahead comes back as duplicates, unless it is forgotten by the stream. */
-		.repeated = job->repeated + Max(job->ahead, player->duplicates),
+		.repeated = job->repeated + outbox_player_repeated(player, job->ahead),
 		.reached = player->reached,
 		.time_reached = player->reached_time == 0 ? 0 : player->reached_time - outbox_unix_us(0),
 		.error = text[0] == '\0' ? NULL : text,
@@ -430,7 +428,7 @@ run(void)
 	{
 		int64		now = outbox_clock_now();
 		int64		wait_us = -1;
-		OutboxPlayerLive traffic = outbox_replay_live(&replay.live, replay.database, now);
+		OutboxLiveTraffic traffic = outbox_live_traffic(&replay.live, replay.database, now);
 		sigset_t	saved;
 		uint32		calls = pg_atomic_read_u32(&replay.database->replay_calls);
 
@@ -510,7 +508,7 @@ replay_one(void)
 	ereport(LOG,
 			(errmsg("outbox replay %s begins behind position %lld", job->id, (long long) job->reached)));
 	replay.player.reached = job->reached;
-	(void) outbox_replay_live(&replay.live, replay.database, outbox_clock_now());
+	(void) outbox_live_traffic(&replay.live, replay.database, outbox_clock_now());
 	StartTransactionCommand();
 	outbox_held_envelope(&replay.envelope);
 	CommitTransactionCommand();

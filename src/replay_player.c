@@ -119,6 +119,10 @@ group_allows(OutboxPlayer *player, int64_t now_us, int64_t *wait_us)
 {
 	if (!player->in_groups)
 		player->group_at = now_us; /* for the pause before the first group */
+	else if (player->group_left > 0 && player->waiting == 0)
+		player->group_at += now_us - player->free_at; /* nothing was under way: no reason for a pause */
+	if (player->waiting == 0)
+		player->free_at = now_us;
 	if (!player->in_groups || player->group_left > 0)
 		return true;
 	if (player->waiting > 0)
@@ -147,7 +151,7 @@ static void
 note_trouble(OutboxPlayer *player, OutboxPlayerTrouble trouble, int64_t position, int code, const char *text)
 {
 	/* Of several the first in the order counts, and a refusal more than doubt. */
-	if (player->trouble == OUTBOX_PLAYER_REFUSED && (trouble != OUTBOX_PLAYER_REFUSED || player->trouble_position < position))
+	if (player->trouble == trouble ? player->trouble_position < position : player->trouble == OUTBOX_PLAYER_REFUSED)
 		return;
 	player->trouble = trouble;
 	player->trouble_position = position;
@@ -186,7 +190,7 @@ outbox_player_send(OutboxPlayer *player, const BrokerMessage *message, int64_t p
 
 /* A larger window while no queue builds up, half of it when one does; not twice for the same queue. */
 static void
-adjust_window(OutboxPlayer *player, int round_trip_us, int64_t now_us, OutboxPlayerLive live)
+adjust_window(OutboxPlayer *player, int round_trip_us, int64_t now_us, OutboxLiveTraffic live)
 {
 	int			queue_us = live == OUTBOX_LIVE_IDLE ? IDLE_QUEUE_US : LIVE_QUEUE_US;
 
@@ -226,11 +230,13 @@ is_refusal(BrokerOutcomeKind kind)
 }
 
 static void
-take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxPlayerLive live)
+take(OutboxPlayer *player, const BrokerOutcome *outcome, int64_t now_us, OutboxLiveTraffic live)
 {
 	OutboxPlayed *played = outcome->cookie;
 
 	player->waiting--;
+	if (player->waiting == 0)
+		player->free_at = now_us;
 	if (player->waiting == 0 && player->group_left == 0)
 		player->next_group_at = now_us + (now_us - player->group_at);
 	make_free(player, played);
@@ -262,8 +268,14 @@ outbox_player_ahead(const OutboxPlayer *player)
 	return ahead;
 }
 
+int64_t
+outbox_player_repeated(const OutboxPlayer *player, int64_t ahead)
+{
+	return player->duplicates > ahead ? player->duplicates : ahead;
+}
+
 void
-outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxPlayerLive live)
+outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxLiveTraffic live)
 {
 	BrokerOutcome outcomes[64];
 	int			count;

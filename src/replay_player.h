@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "broker.h"
+#include "live_traffic.h"
 
 /* Messages in flight at most. */
 #define OUTBOX_PLAYER_WINDOW 1024
@@ -30,14 +31,6 @@ typedef struct OutboxPlayed
 	int			next;			/* in flight with the same bucket, as an index + 1; 0: the last one */
 } OutboxPlayed;
 
-/* What the live traffic beside the replay is like. */
-typedef enum OutboxPlayerLive
-{
-	OUTBOX_LIVE_IDLE,			/* there is none */
-	OUTBOX_LIVE_ACTIVE,
-	OUTBOX_LIVE_BUSY /* more waits than should */
-} OutboxPlayerLive;
-
 /* How it ended, or came to stand still. */
 typedef enum OutboxPlayerTrouble
 {
@@ -54,8 +47,9 @@ typedef struct OutboxPlayer
 	int			max_window;		/* ... and at most */
 	bool		in_groups;		/* with pauses between them: for the caller to set */
 	int			group_left;		/* messages that the group has room for */
-	int64_t		group_at;		/* when it began; while there is none of it in flight ... */
-	int64_t		next_group_at;	/* ... when the next one may */
+	int64_t		group_at;		/* when it began, without the time when none was in flight */
+	int64_t		free_at;		/* since when none is, if none is ... */
+	int64_t		next_group_at;	/* ... and when the next group may begin */
 	double		tokens;			/* of the rate limit */
 	int64_t		tokens_at;
 	int			base_us;		/* shortest round trip of late, and when that is to be measured anew */
@@ -95,10 +89,16 @@ extern bool outbox_player_send(OutboxPlayer *player, const BrokerMessage *messag
 							   uint64_t aggregate);
 
 /* Moves bytes and takes answers. */
-extern void outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxPlayerLive live);
+extern void outbox_player_poll(OutboxPlayer *player, int64_t now_us, OutboxLiveTraffic live);
 
 /* Messages behind the position reached that are stored: after a rewind they are sent again. */
 extern int outbox_player_ahead(const OutboxPlayer *player);
+
+/*
+ * Messages that were sent twice; ahead: those that runs before have left ahead.
+ * They come back as duplicates, unless the stream has forgotten them.
+ */
+extern int64_t outbox_player_repeated(const OutboxPlayer *player, int64_t ahead);
 
 static inline int
 outbox_player_in_flight(const OutboxPlayer *player)

@@ -45,6 +45,14 @@ own_database(void)
 	return outbox_shared == NULL ? NULL : outbox_shmem_find(MyDatabaseId);
 }
 
+/* The same, for a function that returns rows of it by put_row(). */
+static OutboxDatabase *
+begin_rows(FunctionCallInfo fcinfo)
+{
+	InitMaterializedSRF(fcinfo, 0);
+	return own_database();
+}
+
 static void
 put(Row *row, Datum value, bool isnull)
 {
@@ -78,8 +86,10 @@ put_time(Row *row, TimestampTz time)
 }
 
 static void
-put_row(ReturnSetInfo *result, Row *row)
+put_row(FunctionCallInfo fcinfo, Row *row)
 {
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+
 	tuplestore_putvalues(result->setResult, result->setDesc, row->values, row->nulls);
 }
 
@@ -92,21 +102,21 @@ outbox_library_version(PG_FUNCTION_ARGS)
 
 /* --------------------------------------------------------------- counters */
 
+/* The counters up to this one, and when an event was published last. */
 static void
 put_counts(Row *row, OutboxCounts *counts, int last)
 {
 	for (int i = 0; i <= last; i++)
 		put_int64(row, pg_atomic_read_u64(&counts->counts[i]));
+	put_time(row, pg_atomic_read_u64(&counts->last_published));
 }
 
 /* outbox.relay_counters(): places that have a relay, or had one that has counted something. */
 Datum
 outbox_relay_counters(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxDatabase *database = own_database();
+	OutboxDatabase *database = begin_rows(fcinfo);
 
-	InitMaterializedSRF(fcinfo, 0);
 	for (int i = 0; database != NULL && i < OUTBOX_MAX_RELAYS; i++)
 	{
 		OutboxPlace *place = &database->places[i];
@@ -122,8 +132,7 @@ outbox_relay_counters(PG_FUNCTION_ARGS)
 		put(&row, Int32GetDatum(pid), pid == 0);
 		put_time(&row, pg_atomic_read_u64(&place->late_since));
 		put_counts(&row, &place->counts, OUTBOX_COUNT_CONNECTS);
-		put_time(&row, pg_atomic_read_u64(&place->counts.last_published));
-		put_row(result, &row);
+		put_row(fcinfo, &row);
 	}
 	return (Datum) 0;
 }
@@ -132,12 +141,10 @@ outbox_relay_counters(PG_FUNCTION_ARGS)
 Datum
 outbox_group_counters(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxDatabase *database = own_database();
+	OutboxDatabase *database = begin_rows(fcinfo);
 	uint32		count = database == NULL ? 0 : pg_atomic_read_u32(&database->meters.group_count);
 
 	pg_read_barrier();
-	InitMaterializedSRF(fcinfo, 0);
 	for (uint32 i = 0; i < count; i++)
 	{
 		OutboxGroup *group = &database->meters.groups[i];
@@ -147,8 +154,7 @@ outbox_group_counters(PG_FUNCTION_ARGS)
 			continue;
 		put_text(&row, group->name);
 		put_counts(&row, &group->counts, OUTBOX_COUNT_DEAD);
-		put_time(&row, pg_atomic_read_u64(&group->counts.last_published));
-		put_row(result, &row);
+		put_row(fcinfo, &row);
 	}
 	return (Datum) 0;
 }
@@ -157,11 +163,9 @@ outbox_group_counters(PG_FUNCTION_ARGS)
 Datum
 outbox_code_counters(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxDatabase *database = own_database();
+	OutboxDatabase *database = begin_rows(fcinfo);
 	OutboxErrorCount *errors = palloc(sizeof(OutboxErrorCount) * OUTBOX_ERROR_CODES);
 
-	InitMaterializedSRF(fcinfo, 0);
 	if (database == NULL)
 		return (Datum) 0;
 	LWLockAcquire(&database->status_lock, LW_SHARED);
@@ -179,7 +183,7 @@ outbox_code_counters(PG_FUNCTION_ARGS)
 		put_int64(&row, errors[i].count);
 		put_time(&row, errors[i].last_at);
 		put_text(&row, errors[i].last_error);
-		put_row(result, &row);
+		put_row(fcinfo, &row);
 	}
 	return (Datum) 0;
 }
@@ -216,11 +220,9 @@ percentile(const uint64 *counts, uint64 total, double part, int64 max)
 Datum
 outbox_latency_figures(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxDatabase *database = own_database();
+	OutboxDatabase *database = begin_rows(fcinfo);
 	uint64		counts[OUTBOX_BUCKETS];
 
-	InitMaterializedSRF(fcinfo, 0);
 	for (int stage = 0; database != NULL && stage < OUTBOX_STAGES; stage++)
 	{
 		OutboxHistogram *histogram = &database->meters.stages[stage];
@@ -235,7 +237,7 @@ outbox_latency_figures(PG_FUNCTION_ARGS)
 		put_float(&row, percentile(counts, total, 0.95, max), total == 0);
 		put_float(&row, percentile(counts, total, 0.99, max), total == 0);
 		put_float(&row, max / 1000.0, total == 0);
-		put_row(result, &row);
+		put_row(fcinfo, &row);
 	}
 	return (Datum) 0;
 }
@@ -257,11 +259,9 @@ put_array(Row *row, Datum *values, Oid type)
 Datum
 outbox_latency_buckets(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxDatabase *database = own_database();
+	OutboxDatabase *database = begin_rows(fcinfo);
 	uint64		counts[OUTBOX_BUCKETS];
 
-	InitMaterializedSRF(fcinfo, 0);
 	for (int stage = 0; database != NULL && stage < OUTBOX_STAGES; stage++)
 	{
 		OutboxHistogram *histogram = &database->meters.stages[stage];
@@ -286,7 +286,7 @@ outbox_latency_buckets(PG_FUNCTION_ARGS)
 		put_array(&row, below, INT8OID);
 		put_float(&row, pg_atomic_read_u64(&histogram->sum) / 1e6, false);
 		put_int64(&row, total);
-		put_row(result, &row);
+		put_row(fcinfo, &row);
 	}
 	return (Datum) 0;
 }
@@ -297,12 +297,10 @@ outbox_latency_buckets(PG_FUNCTION_ARGS)
 Datum
 outbox_minute_counts(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxDatabase *database = own_database();
+	OutboxDatabase *database = begin_rows(fcinfo);
 	TimestampTz	now = GetCurrentTimestamp();
 	TimestampTz	minute = now - now % USECS_PER_MINUTE - (OUTBOX_MINUTES - 1) * USECS_PER_MINUTE;
 
-	InitMaterializedSRF(fcinfo, 0);
 	for (; database != NULL && minute <= now; minute += USECS_PER_MINUTE)
 	{
 		Row			row = {.count = 0};
@@ -310,7 +308,7 @@ outbox_minute_counts(PG_FUNCTION_ARGS)
 		put_time(&row, minute);
 		for (int kind = 0; kind < OUTBOX_FLOWS; kind++)
 			put_int64(&row, outbox_meter_minute(&database->meters, kind, outbox_meter_minute_of(minute)));
-		put_row(result, &row);
+		put_row(fcinfo, &row);
 	}
 	return (Datum) 0;
 }

@@ -6,6 +6,7 @@ use warnings;
 
 use Digest::SHA qw(sha256_hex);
 use Encode qw(encode_utf8);
+use IPC::Run;
 use JSON::PP;
 use OutboxArchive;
 use OutboxLife;
@@ -204,6 +205,26 @@ $node->command_ok([ 'pg_dump', '-Fc', '-f', $dump, $node->connstr($db) ], 'a dum
 $node->command_ok([ 'pg_restore', '-d', $node->connstr('restored'), $dump ], 'restored');
 is($node->safe_psql('restored', 'SELECT count(*) FROM outbox.archive_files'), $node->safe_psql($db, 'SELECT count(*) FROM outbox.archive_files'), 'knows the files');
 $node->safe_psql($db, 'DROP DATABASE restored WITH (FORCE)');
+
+# ------------------------------------------------------- beside live traffic
+
+burst($node, $db, 'old', 20000);
+ok(wait_all_published($node, $db), 'published');
+my $child = $node->safe_psql($db, 'SELECT child FROM outbox.ring WHERE closed_at IS NULL');
+my $holder = $node->background_psql($db);
+$holder->query_safe("BEGIN; LOCK TABLE outbox.log_$child IN ROW EXCLUSIVE MODE");
+unlike(purge_all($node, $db), qr/^removed/, 'a range that is closed and can\'t go yet');
+$holder->quit;
+my $load = start_load($node, $db, rate => 50, type => 'live');
+ok(wait_for_query($node, $db, q{SELECT count(*) > 0 FROM outbox.events WHERE aggregate_type = 'live' AND publish_state = 'published'}), 'live traffic');
+my $purge = IPC::Run::start([ 'psql', '-XAtc', q{SELECT action, events >= 20000 FROM outbox.purge(older_than => '0') WHERE action = 'removed'}, $node->connstr($db) ], '>', \my $purged);
+ok(wait_for_query($node, $db, q{SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'outbox cleaner' AND xact_start IS NULL AND wait_event_type = 'Extension'}),
+	'the cleaner pauses for it, without a transaction');
+$purge->finish;
+is($purged, "removed|t\n", '... and removes all');
+stop_load($load);
+ok(wait_all_published($node, $db), 'published');
+is(scalar(grep { $_->{aggregate_type} eq 'old' } archived_events($moved)), 20000, 'all are archived');
 
 # --------------------------------------------------------- another encoding
 

@@ -165,5 +165,15 @@ my $twice = start_replay($node, $db, "query => 'SELECT * FROM public.copy UNION 
 ok(wait_replay($node, $db, $twice, 'stopped'), 'a query with the same position twice');
 like($node->safe_psql($db, "SELECT last_error FROM outbox.replay_progress WHERE batch_id = '$twice'"), qr/occurs twice/, 'says so');
 
+# Pending events that wait for their time are no live traffic.
+$node->safe_psql($db, q{SELECT count(outbox.enqueue_text('later', i::text, 'e', '', not_before => now() + interval '1 day')) FROM generate_series(1, 1000) i});
+ok(wait_for_query($node, $db, q{SELECT sum(backlog) FROM outbox.status()}, expected => 1000), 'a thousand events that wait');
+alter_system($node, 'log_min_messages = debug1');
+my $mark = log_mark($node);
+my $calm = start_replay($node, $db, "event_type => 'order.paid', target_prefix => 'calm', target_stream => 'CALM'");
+ok(wait_replay($node, $db, $calm, 'done'), 'a replay');
+alter_system($node, 'log_min_messages = warning');
+is_deeply([ log_lines($node, $mark, qr/live traffic is busy/) ], [], '... has nobody to give way to');
+
 check_no_crash($node);
 done_testing();

@@ -16,7 +16,7 @@ use Test::More;
 use Time::HiRes qw(time);
 
 our @EXPORT = qw(respond stop_responding arrivals refusal positive error_counts counts_since event_row enqueue
-  good_ones good_ones_pass states dead_states);
+  good_ones good_ones_pass states is_in_the_end dead_states);
 
 # JetStream's refusal and its acknowledgement, as texts.
 sub refusal
@@ -128,6 +128,19 @@ sub states
 
 	return $node->safe_psql($db,
 		"SELECT string_agg(event_type || '=' || publish_state, ' ' ORDER BY position) FROM outbox.events WHERE aggregate_id = '$aggregate'");
+}
+
+# They become so.
+sub is_in_the_end
+{
+	my ($node, $db, $aggregate, $expected, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok(
+		wait_for_query($node, $db,
+			"SELECT string_agg(event_type || '=' || publish_state, ' ' ORDER BY position) FROM outbox.events WHERE aggregate_id = '$aggregate'",
+			expected => $expected, timeout => 15),
+		$name);
 }
 
 # The same of what stands in outbox.dead_letters.

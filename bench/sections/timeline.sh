@@ -148,7 +148,7 @@ watch_events() {
 	cat "$trace/trace" >"$WORK/trace"
 	steps_of "$WORK/trace" "$(cd "/proc/$relay/task" && echo *)" >"$WORK/steps"
 	for step in "${steps[@]}"; do
-		record "$step" "$(awk -v step="$step" '$1 == step { print $2 }' "$WORK/steps" | sort -n | awk '{ v[NR] = $1 } END { printf "%.0f", v[int((NR + 1) / 2)] }')"
+		record "$step" "$(awk -v step="$step" '$1 == step { print $2 }' "$WORK/steps" | median_of)"
 	done
 	record seen "$(grep -c '^all ' "$WORK/steps")"
 }

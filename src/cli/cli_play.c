@@ -206,7 +206,7 @@ report(const Play *play)
 {
 	const OutboxPlayer *player = &play->player;
 	const CliOptions *options = play->options;
-	int64_t		repeated = player->duplicates > play->ahead ? player->duplicates : play->ahead;
+	int64_t		repeated = outbox_player_repeated(player, play->ahead);
 
 	if (!options->quiet)
 		printf("batch %s: %lld events, up to position %lld, in %.1f s%s\n", options->batch_id, (long long) player->done,

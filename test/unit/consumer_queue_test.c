@@ -66,15 +66,6 @@ test_order(void)
 #define KEYS 5
 #define HELD 40
 
-static uint64_t random_state = 42;
-
-static unsigned int
-chance(unsigned int of)
-{
-	random_state = random_state * UINT64_C(6364136223846793005) + 1442695040888963407;
-	return (unsigned int) (random_state >> 33) % of;
-}
-
 /* Random messages, failures and rollbacks: each is done once, in order within its key, and the floor tells the truth. */
 static void
 test_random(void)
@@ -101,20 +92,20 @@ test_random(void)
 		while (arrived < MESSAGES && queue.waiting < HELD)
 		{
 			arrived++;
-			key_of[arrived] = (int) chance(KEYS + 1);
+			key_of[arrived] = below(KEYS + 1);
 			(void) consumer_queue_add(&queue, arrived, (uint64_t) key_of[arrived], NULL);
 		}
 		while (size < 8 && (message = consumer_queue_next(&queue, now, &next)) != NULL)
 		{
-			if (chance(4) == 0)
-				message->not_before = now + 1 + chance(20);
+			if (one_in(4))
+				message->not_before = now + 1 + below(20);
 			else
 			{
 				consumer_queue_assume_done(message);
 				batch[size++] = message;
 			}
 		}
-		if (chance(4) == 0)
+		if (one_in(4))
 		{
 			consumer_queue_forget_assumptions(&queue);
 			continue;

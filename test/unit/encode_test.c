@@ -19,18 +19,6 @@ typedef struct Verdict
 	const char *phrase;			/* part of the complaint; NULL: accepted */
 } Verdict;
 
-/* Reproducible random numbers (xorshift); a failure prints its input anyway. */
-static uint64_t
-next_random(void)
-{
-	static uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
-
-	state ^= state << 13;
-	state ^= state >> 7;
-	state ^= state << 17;
-	return state;
-}
-
 static char *
 repeat(const char *unit, size_t times)
 {

@@ -1,7 +1,7 @@
 /*
  * schedule_fixture.h
- *	  What the tests of the schedule share: allocations that fail on demand,
- *	  reproducible random numbers, events.
+ *	  What the tests of the schedule share: allocations that fail on demand, and
+ *	  events.
  *
  * The Makefile wraps malloc and calloc for these tests.
  */
@@ -44,36 +44,6 @@ void *
 __wrap_calloc(size_t n, size_t size)
 {
 	return allocation_fails() ? NULL : __real_calloc(n, size);
-}
-
-static inline uint64_t
-mix(uint64_t x)
-{
-	x += UINT64_C(0x9e3779b97f4a7c15);
-	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return x ^ (x >> 31);
-}
-
-static uint64_t random_state;
-
-static inline uint64_t
-next_random(void)
-{
-	return mix(random_state++);
-}
-
-/* 0 .. n - 1 */
-static inline int
-below(int n)
-{
-	return (int) (next_random() % (uint64_t) n);
-}
-
-static inline bool
-one_in(int n)
-{
-	return below(n) == 0;
 }
 
 static inline SchedEvent *

@@ -12,28 +12,11 @@
 
 /* Allocations fail with this probability, in 1/256. */
 static unsigned failing;
-static uint64_t random_state;
 
 extern void *__real_malloc(size_t size);
 extern void *__real_calloc(size_t n, size_t size);
 extern void *__wrap_malloc(size_t size);
 extern void *__wrap_calloc(size_t n, size_t size);
-
-static uint64_t
-next_random(void)
-{
-	uint64_t	x = random_state += UINT64_C(0x9e3779b97f4a7c15);
-
-	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return x ^ (x >> 31);
-}
-
-static int
-below(int n)
-{
-	return (int) (next_random() % (uint64_t) n);
-}
 
 static bool
 allocation_fails(void)

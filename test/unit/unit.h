@@ -1,13 +1,14 @@
 /*
  * unit.h
- *	  The few lines of TAP that the unit tests need. Each test is one program
- *	  of one file, so the state can live here.
+ *	  The few lines of TAP that the unit tests need, and reproducible random
+ *	  numbers. Each test is one program of one file, so the state can live here.
  */
 #ifndef OUTBOX_UNIT_H
 #define OUTBOX_UNIT_H
 
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
 static int	unit_planned = -1;
@@ -71,6 +72,38 @@ unit_done(void)
 	if (unit_failed > 0)
 		diag("%d of %d failed", unit_failed, unit_run);
 	return unit_failed > 0 || unit_planned != unit_run;
+}
+
+/* ---------- random numbers ---------- */
+
+static inline uint64_t
+mix(uint64_t x)
+{
+	x += UINT64_C(0x9e3779b97f4a7c15);
+	x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return x ^ (x >> 31);
+}
+
+static uint64_t random_state;
+
+static inline uint64_t
+next_random(void)
+{
+	return mix(random_state++);
+}
+
+/* 0 .. n - 1 */
+static inline int
+below(int n)
+{
+	return (int) (next_random() % (uint64_t) n);
+}
+
+static inline bool
+one_in(int n)
+{
+	return below(n) == 0;
 }
 
 #endif							/* OUTBOX_UNIT_H */
