@@ -79,7 +79,9 @@ provenance() {
 }
 
 # kept_targets SECTION, kept_section SECTION: of an earlier report, which this one completes.
-kept_targets() { [ ! -e "$output" ] || awk -v start="| $1 | " 'index($0, start) == 1' "$output"; }
+kept_targets() {
+	[ ! -e "$output" ] || awk -v start="| $1 | " '/^## / { inside = $0 == "## Targets" } inside && index($0, start) == 1' "$output"
+}
 
 kept_section() {
 	[ ! -e "$output" ] || awk -v name="$1" '/^## / { inside = $0 ~ "^## " name "(:|$)" } inside' "$output"

@@ -269,7 +269,7 @@ OutboxCleanerMain(Datum main_arg)
 
 	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	outbox_worker_unblock_signals();
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
 	OUTBOX_TEST_POINT("worker-connected");

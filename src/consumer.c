@@ -453,7 +453,7 @@ OutboxConsumerMain(Datum main_arg)
 	pqsignal(SIGINT, StatementCancelHandler);
 	pqsignal(SIGTERM, terminate);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
+	outbox_worker_unblock_signals();
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 	BackgroundWorkerInitializeConnectionByOid(order.dboid, order.role, 0);
 	OUTBOX_TEST_POINT("worker-connected");

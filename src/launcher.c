@@ -588,7 +588,7 @@ OutboxLauncherMain(Datum main_arg)
 	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
+	outbox_worker_unblock_signals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 
 	pg_atomic_write_u32(&outbox_shared->launcher_procno, OUTBOX_MY_BACKEND_INDEX);

@@ -425,7 +425,7 @@ OutboxRelayMain(Datum main_arg)
 	pqsignal(SIGTERM, terminate);
 	report_index = OUTBOX_RELAY_ARG_REPORT(main_arg);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
+	outbox_worker_unblock_signals();
 	relay.settings_changes = pg_atomic_read_u32(&outbox_shared->settings_changes);
 	pg_memory_barrier();
 	BackgroundWorkerInitializeConnectionByOid(OUTBOX_RELAY_ARG_DBOID(main_arg), InvalidOid, 0);

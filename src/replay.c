@@ -548,7 +548,7 @@ OutboxReplayMain(Datum main_arg)
 {
 	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	outbox_worker_unblock_signals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
 	OUTBOX_TEST_POINT("worker-connected");
 	pgstat_report_appname("outbox replay");

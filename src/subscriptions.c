@@ -409,7 +409,7 @@ OutboxScoutMain(Datum main_arg)
 
 	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	outbox_worker_unblock_signals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg), InvalidOid, 0);
 	pgstat_report_appname("outbox scout");
 	outbox_database_pin_session();

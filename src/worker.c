@@ -42,6 +42,27 @@ outbox_worker_check(int code)
 	CHECK_FOR_INTERRUPTS();
 }
 
+static emit_log_hook_type next_log_hook = NULL;
+
+/* The same where it is PostgreSQL's own CHECK_FOR_INTERRUPTS() that ends the worker. */
+static void
+end_quietly(ErrorData *error)
+{
+	if (error->elevel == FATAL && error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
+		error->output_to_server = false;
+	if (next_log_hook != NULL)
+		next_log_hook(error);
+}
+
+/* Signals come from here on, for which the worker has its handlers. */
+void
+outbox_worker_unblock_signals(void)
+{
+	next_log_hook = emit_log_hook;
+	emit_log_hook = end_quietly;
+	BackgroundWorkerUnblockSignals();
+}
+
 static int exit_code;
 
 static void

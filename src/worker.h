@@ -10,6 +10,7 @@
 #include "postmaster/bgworker.h"
 
 extern void outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char *name);
+extern void outbox_worker_unblock_signals(void);
 extern void outbox_worker_check(int code);
 extern void outbox_worker_skip_exit_handlers(int code);
 

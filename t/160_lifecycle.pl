@@ -141,14 +141,13 @@ sub quickly
 	return cmp_ok(time() - $start, '<', slack($seconds), "$name: in less than $seconds s");
 }
 
-# Nothing in the log since the mark but what a handler, or a client of the test,
-# that was told to end has to say.
+# Nothing in the log since the mark but what a client of the test that was told to end has to say.
 my $mark;
 
 sub quiet
 {
 	my ($name, $allowed) = @_;
-	my @lines = grep { !/FATAL:  terminating (?:background worker "outbox consumer"|connection) due to administrator command/ }
+	my @lines = grep { !/FATAL:  terminating connection due to administrator command/ }
 	  log_lines($node, $mark, qr/(?:WARNING|ERROR|FATAL|PANIC):  /);
 
 	@lines = grep { $_ !~ $allowed } @lines if $allowed;

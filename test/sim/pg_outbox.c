@@ -282,6 +282,11 @@ outbox_give_way_is_due(OutboxDatabase *database)
 }
 
 void
+outbox_worker_unblock_signals(void)
+{
+}
+
+void
 outbox_worker_check(int code)
 {
 	CHECK_FOR_INTERRUPTS();

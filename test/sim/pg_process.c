@@ -246,11 +246,6 @@ sim_sigmask(int how, const sigset_t *set, sigset_t *old)
 }
 
 void
-BackgroundWorkerUnblockSignals(void)
-{
-}
-
-void
 BackgroundWorkerInitializeConnectionByOid(Oid dboid, Oid useroid, uint32 flags)
 {
 	sim_pass(sim_between(100, 3 * MS));
