@@ -348,9 +348,9 @@ probe(BrokerConsumer *consumer, jsCtx *js, jsOptions *bounds, int64_t start_ns, 
 {
 	const char *stream = consumer->settings->config.stream;
 	const char *durable = consumer->config.durable;
-	char		subject[BROKER_TEXT_SIZE];
+	char		subject[2 * BROKER_TEXT_SIZE + 64];
 	char		start[96] = "\"deliver_policy\":\"new\"";
-	char		json[2 * BROKER_TEXT_SIZE];
+	char		json[4 * BROKER_TEXT_SIZE];
 	natsMsg	   *answer = NULL;
 	jsConsumerInfo *info = NULL;
 	jsErrCode	code = 0;

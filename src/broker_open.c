@@ -289,7 +289,7 @@ await_greeting(BrokerLink *link, bool *tls)
 {
 	const BrokerConfig *config = &link->settings->config;
 	int64_t		until_us = broker_now_us() + (int64_t) config->connect_timeout_ms * 1000;
-	char		subject[BROKER_TEXT_SIZE];
+	char		subject[BROKER_TEXT_SIZE + 64];
 	int			first = -1;
 	bool		greeted = false;
 	natsStatus	status;

@@ -167,6 +167,7 @@ start_new(const char *durable, int64_t age_us, uint64_t last)
 static void
 test_start_new(void)
 {
+	char		name[250 - sizeof("OUTBOX") + 2] = "";
 	struct timespec wall;
 	int64_t		now = clock_us();
 
@@ -181,6 +182,8 @@ test_start_new(void)
 	now = clock_us();
 	publish_some(5);
 	ok(start_new("n4", clock_us() - now, 520) == 515, "consume: from a moment in a second's beginning on");
+	memset(name, 'n', sizeof(name) - 1);
+	ok(start_new(name, INT64_C(3600) * 1000000, 520) == 0, "consume: the same by a name as long as one may be");
 	ok(start_new("n3", INT64_C(3600) * 1000000, 520) == 0, "consume: from before the first message on");
 }
 
