@@ -1,5 +1,5 @@
 # Idle costs nothing, a commit wakes the relay at once, and enqueueing depends
-# on nobody who listens, sleeps or hangs.
+# on nobody who listens, sleeps or hangs. What it costs: test/instructions, bench/run enqueue.
 
 use strict;
 use warnings;
@@ -12,7 +12,7 @@ use Time::HiRes qw(sleep time);
 my $nats = OutboxNats->start;
 # The lease is for the relay that stands still while enqueueing is measured.
 my $node = new_cluster('main', nats => $nats,
-	extra => "outbox.lease_ttl = '1min'\njit = off\nlog_statement = none\nautovacuum = off\nwal_level = minimal\nmax_wal_senders = 0\ncheckpoint_timeout = '1h'\nmax_wal_size = '4GB'");
+	extra => "outbox.lease_ttl = '1min'\njit = off\nlog_statement = none\nautovacuum = off\nwal_level = minimal\nmax_wal_senders = 0\ncheckpoint_timeout = '1h'");
 
 sub pgbench_script
 {
@@ -112,46 +112,8 @@ pgbench($single, '-c', 1, '-t', 300);
 $arrivals->finish;
 my @latency = sort { $a <=> $b } map { (split(/\t/))[6] } split(/\n/, $out);
 is(scalar(@latency), 300, 'every event has arrived');
-cmp_ok($latency[149], '<', 100_000, 'median from enqueue to arrival below 100 ms');
+cmp_ok($latency[149], '<', slack(100_000), 'median from enqueue to arrival below 100 ms');
 diag(sprintf('enqueue to arrival: p50 %.2f ms, p99 %.2f ms', $latency[149] / 1000, $latency[296] / 1000));
-
-# -------------------------------------------------------- throughput of enqueueing
-
-$node->safe_psql('postgres', q{
-	CREATE TABLE plain (position bigserial PRIMARY KEY, event_id uuid NOT NULL DEFAULT gen_random_uuid() UNIQUE,
-		occurred_at timestamptz NOT NULL DEFAULT now(), aggregate_type text NOT NULL, aggregate_id text NOT NULL,
-		event_type text NOT NULL, payload jsonb NOT NULL);
-	CREATE INDEX ON plain (aggregate_type, aggregate_id, position);
-});
-my $insert = pgbench_script('insert', q{
-\set a random(1, 1000000)
-INSERT INTO plain (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', (:a)::text, 'OrderPlaced', '{"total": 12.50, "currency": "EUR", "lines": [1, 2, 3]}') RETURNING event_id;
-});
-my $enqueue = pgbench_script('enqueue', q{
-\set a random(1, 1000000)
-SELECT outbox.enqueue('order', (:a)::text, 'OrderPlaced', '{"total": 12.50, "currency": "EUR", "lines": [1, 2, 3]}');
-});
-my %tps;
-foreach my $round (1, 2)
-{
-	foreach my $case ([ 'insert', $insert ], [ 'enqueue', $enqueue ], [ 'enqueue alone', $enqueue ])
-	{
-		# alone: without a relay and a broker that take their share of the CPUs
-		kill('STOP', $relay) if $case->[0] eq 'enqueue alone';
-		my ($tps) = pgbench($case->[1], '-c', 16, '-j', 2, '-T', 2) =~ /tps = ([0-9.]+)/;
-		kill('CONT', $relay);
-
-		$tps{ $case->[0] } += $tps / 2;
-		# each measurement for itself
-		wait_until(60, sub { own_status($node, 'postgres')->{backlog} == 0 }) or die 'the relay does not keep up';
-	}
-}
-my $ratio = $tps{enqueue} / $tps{insert};
-my $ratio_alone = $tps{'enqueue alone'} / $tps{insert};
-diag(sprintf('16 clients: %.0f plain inserts/s, %.0f enqueues/s (ratio %.2f), %.0f beside a stopped relay (ratio %.2f)',
-		@tps{qw(insert enqueue)}, $ratio, $tps{'enqueue alone'}, $ratio_alone));
-cmp_ok($ratio_alone, '>', 0.5, 'enqueueing is no slower than half a plain insert');
-cmp_ok($ratio, '>', 0.25, '... nor does publishing take it all');
 
 is($listener->query_safe('SELECT pg_notification_queue_usage()'), 0, 'no notification was sent');
 $listener->query_safe('COMMIT');
@@ -161,6 +123,10 @@ $listener->quit;
 
 ok(wait_until(30, sub { own_status($node, 'postgres')->{backlog} == 0 }), 'backlog worked off');
 my $published = own_status($node, 'postgres')->{published};
+my $enqueue = pgbench_script('enqueue', q{
+\set a random(1, 1000000)
+SELECT outbox.enqueue('order', (:a)::text, 'OrderPlaced', '{"total": 12.50, "currency": "EUR", "lines": [1, 2, 3]}');
+});
 kill('STOP', $relay) or die "could not stop the relay: $!";
 my $start = time();
 pgbench($enqueue, '-c', 4, '-j', 2, '-t', 2500);
