@@ -310,12 +310,7 @@ make_room(Batch *batch)
 	batch->max_rows = alone ? BATCH_ROWS : LIVE_BATCH_ROWS;
 	batch->max_bytes = alone ? BATCH_BYTES : LIVE_BATCH_BYTES;
 	for (; now < begin + pause; now = outbox_clock_now())
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, (long) ((begin + pause - now + 999) / 1000),
-						 OUTBOX_WAIT_EVENT("OutboxCleanerPause"));
-		ResetLatch(MyLatch);
-		outbox_worker_check(0);
-	}
+		outbox_worker_pause((long) ((begin + pause - now + 999) / 1000), OUTBOX_WAIT_EVENT("OutboxCleanerPause"));
 	rows->paused_us += now - begin;
 	worked_until = processor_time();
 }

@@ -71,9 +71,7 @@ seal(const OutboxRetention *retention, int child, bool patiently)
 	{
 		if (!patiently || i == SEAL_TRIES)
 			return false;
-		outbox_worker_check(0);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
-		ResetLatch(MyLatch);
+		outbox_worker_pause(SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
 	}
 	return true;
 }
@@ -217,9 +215,7 @@ become_the_one(bool wait)
 	{
 		if (!wait)
 			return false;
-		outbox_worker_check(0);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
-		ResetLatch(MyLatch);
+		outbox_worker_pause(SEAL_PAUSE_MS, OUTBOX_WAIT_EVENT("OutboxCleanerSeal"));
 	}
 	pg_atomic_write_u32(&my_database->cleaner_pid, MyProcPid);
 	before_shmem_exit(leave, (Datum) 0);

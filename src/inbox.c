@@ -110,11 +110,9 @@ outbox_inbox_sweep(const OutboxRetention *retention)
 
 	for (int64 page = 0; page < pages; page += SWEEP_PAGES)
 	{
-		outbox_worker_check(0);
 		if (!sweep_pages(retention, page))
 			return;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, SWEEP_PAUSE_MS, PG_WAIT_EXTENSION);
-		ResetLatch(MyLatch);
+		outbox_worker_pause(SWEEP_PAUSE_MS, PG_WAIT_EXTENSION);
 	}
 	pg_atomic_write_u64(&database->inbox_clean_at, GetCurrentTimestamp() + again * INT64CONST(1000000));
 }

@@ -9,6 +9,7 @@
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/latch.h"
 
 /* A worker with a database connection, of which the postmaster starts one and no other after it. */
 void
@@ -40,6 +41,15 @@ outbox_worker_check(int code)
 		proc_exit(code);
 	}
 	CHECK_FOR_INTERRUPTS();
+}
+
+/* Sleeps for so long, or until somebody sets the latch. Ends the process when it was told to. */
+void
+outbox_worker_pause(long ms, uint32 wait_event)
+{
+	outbox_worker_check(0);
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, wait_event);
+	ResetLatch(MyLatch);
 }
 
 static emit_log_hook_type next_log_hook = NULL;

@@ -12,6 +12,7 @@
 extern void outbox_worker_prepare(BackgroundWorker *worker, const char *function, const char *name);
 extern void outbox_worker_unblock_signals(void);
 extern void outbox_worker_check(int code);
+extern void outbox_worker_pause(long ms, uint32 wait_event);
 extern void outbox_worker_skip_exit_handlers(int code);
 
 #endif /* OUTBOX_WORKER_H */
