@@ -15,7 +15,6 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "storage/latch.h"
 
 #include "database.h"
 #include "worker.h"
