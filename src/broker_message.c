@@ -5,6 +5,7 @@
  *	  they are: a space or line break in one would end the connection, or worse.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "broker_internal.h"
@@ -14,6 +15,9 @@
 
 /* JetStream's headers for a message's place in a batch. */
 #define BATCH_HEADERS 3
+
+/* Headers of up to so many bytes are put together on the stack. */
+#define PACKED_SIZE 2048
 
 /* While a large batch is handed over, so many messages at a time go out. */
 #define BATCH_FLUSH 100
@@ -116,16 +120,95 @@ check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size
 	return true;
 }
 
+static const BrokerHeader *
+header_at(const BrokerMessage *message, const BatchHeaders *batch, int i)
+{
+	return i < message->header_count ? &message->headers[i] : &batch->list[i - message->header_count];
+}
+
 static natsStatus
-make_message(const BrokerMessage *message, const BatchHeaders *batch, const char *reply_subject, natsMsg **msg)
+set_one_by_one(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batch)
+{
+	natsStatus	status = NATS_OK;
+
+	for (int i = 0; status == NATS_OK && i < message->header_count + batch->count; i++)
+		status = natsMsgHeader_Set(msg, header_at(message, batch, i)->key, header_at(message, batch, i)->value);
+	return status;
+}
+
+static char *
+append(char *at, const char *text)
+{
+	size_t		len = strlen(text);
+
+	memcpy(at, text, len);
+	return at + len;
+}
+
+/* As with the library: a line break in a value is a space. */
+static void
+join_lines(char *value, const char *end, char line_break)
+{
+	for (char *c = value; (c = memchr(c, line_break, (size_t) (end - c))) != NULL; c++)
+		*c = ' ';
+}
+
+static char *
+append_header(char *at, const BrokerHeader *header)
+{
+	char	   *value = append(append(at, header->key), ": ");
+	char	   *end = append(value, header->value);
+
+	join_lines(value, end, '\r');
+	join_lines(value, end, '\n');
+	return append(end, "\r\n");
+}
+
+/* size: at least that of all headers. */
+static natsStatus
+set_at_once(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batch, int64_t size)
+{
+	int			last = message->header_count + batch->count - 1;
+	char		local[PACKED_SIZE];
+	char	   *block = size <= PACKED_SIZE ? local : malloc((size_t) size);
+	char	   *at = block;
+	natsStatus	status;
+
+	if (block == NULL)
+		return NATS_NO_MEMORY;
+	for (int i = 0; i < last; i++)
+		at = append_header(at, header_at(message, batch, i));
+	*append(at, header_at(message, batch, last)->key) = '\0';
+	status = natsMsgHeader_Set(msg, block, header_at(message, batch, last)->value);
+	if (block != local)
+		free(block);
+	return status;
+}
+
+/*
+ * The headers before the last are a part of the last one's name, which the
+ * library writes as it is: so it makes an entry of its table for one of them and
+ * not for each. A library that nobody has tried that with gets each by itself.
+ */
+static natsStatus
+set_headers(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batch, int64_t size)
+{
+	if (message->header_count + batch->count == 0)
+		return NATS_OK;
+	if (nats_GetVersionNumber() > BROKER_PACKS_HEADERS_UP_TO)
+		return set_one_by_one(msg, message, batch);
+	return set_at_once(msg, message, batch, size);
+}
+
+/* size: as of wire_size(). */
+static natsStatus
+make_message(const BrokerMessage *message, const BatchHeaders *batch, int64_t size, const char *reply_subject, natsMsg **msg)
 {
 	natsStatus	status;
 
 	status = natsMsg_Create(msg, message->subject, reply_subject, message->data, message->data_len);
-	for (int i = 0; status == NATS_OK && i < message->header_count; i++)
-		status = natsMsgHeader_Set(*msg, message->headers[i].key, message->headers[i].value);
-	for (int i = 0; status == NATS_OK && i < batch->count; i++)
-		status = natsMsgHeader_Set(*msg, batch->list[i].key, batch->list[i].value);
+	if (status == NATS_OK)
+		status = set_headers(*msg, message, batch, size - message->data_len);
 	if (status != NATS_OK)
 	{
 		natsMsg_Destroy(*msg);
@@ -134,14 +217,13 @@ make_message(const BrokerMessage *message, const BatchHeaders *batch, const char
 	return status;
 }
 
-/* Appends a checked message to the connection's buffer or the pump's queue. */
+/* Appends a checked message of that size to the connection's buffer or the pump's queue. */
 static BrokerPublishResult
-hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, const BatchHeaders *batch,
+hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, const BatchHeaders *batch, int64_t size,
 		  const char *reply_subject, uint32_t slot, uint32_t generation, char *error_text)
 {
-	int64_t		size = wire_size(message, batch);
 	natsMsg    *msg = NULL;
-	natsStatus	status = make_message(message, batch, reply_subject, &msg);
+	natsStatus	status = make_message(message, batch, size, reply_subject, &msg);
 
 	if (status == NATS_OK && link->pumped)
 		return broker_pump_publish(link, msg, size, slot, generation);
@@ -165,15 +247,17 @@ BrokerPublishResult
 broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message,
 					   uint32_t slot, uint32_t generation, char *error_text)
 {
+	int64_t		size = wire_size(message, &no_batch);
+
 	if (atomic_load(&link->dead))
 		return BROKER_PUBLISH_OFFLINE;
-	if (!check_message(link, message, wire_size(message, &no_batch), error_text))
+	if (!check_message(link, message, size, error_text))
 		return BROKER_PUBLISH_REFUSED;
 	/* The library moves all that is left with every partial write. */
 	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
 		return BROKER_PUBLISH_FULL;
 	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
-	return hand_over(link, trash, message, &no_batch, link->reply_subject, slot, generation, error_text);
+	return hand_over(link, trash, message, &no_batch, size, link->reply_subject, slot, generation, error_text);
 }
 
 /* A batch's id is what makes its reply subject unique: the inbox's own name, and the token. */
@@ -225,8 +309,8 @@ broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash, const BrokerM
 		bool		last = i == count - 1;
 
 		write_batch_headers(&batch, batch_id(link), i + 1, last);
-		result = hand_over(link, trash, messages[i], &batch, last ? link->reply_subject : NULL, slot, generation,
-						   error_text);
+		result = hand_over(link, trash, messages[i], &batch, wire_size(messages[i], &batch),
+						   last ? link->reply_subject : NULL, slot, generation, error_text);
 		/* The server stages the first while the next are made. */
 		if (i % BATCH_FLUSH == BATCH_FLUSH - 1)
 			broker_link_flush(link);
@@ -244,7 +328,7 @@ broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessag
 
 	if (atomic_load(&link->dead) || !check_message(link, message, size, unused) ||
 		atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT ||
-		make_message(message, &no_batch, NULL, &msg) != NATS_OK)
+		make_message(message, &no_batch, size, NULL, &msg) != NATS_OK)
 		return;
 	/* No slot has this number: what the pump may have to tell is nobody's. */
 	if (link->pumped)

@@ -142,6 +142,36 @@ expect_refusal(Broker *broker, const char *subject, int size, const char *what)
 	ok(result == BROKER_PUBLISH_REFUSED && publish_error[0] != '\0', "%s: %.80s", what, publish_error);
 }
 
+/* Each is a line of its own, whatever its value; the long one is more than the stack's share. */
+static void
+test_headers(void)
+{
+	static const char *const lines[] = {"\r\nEmpty: \r\n", "\r\nSplit: a  Injected: b c\r\n", "\r\nSpaced:   d  \r\n", "\r\nLong: xxx",
+	"xxx\r\n", "\r\nLast: e f\r\n"};
+	static char long_value[3000];
+	static char got[8000];
+	Broker	   *broker = online_broker(&server);
+	BrokerHeader headers[] = {{"Empty", ""}, {"Split", "a\r\nInjected: b\nc"}, {"Spaced", "  d  "}, {"Long", long_value}, {"Last", "e\nf"}};
+	BrokerMessage message = {.subject = "outbox.headers", .headers = headers, .header_count = 5, .data = "data", .data_len = 4};
+	char		text[BROKER_TEXT_SIZE];
+	int			code;
+	int			count = 0;
+	int			fd = server_subscribe(&server, "outbox.headers");
+
+	tally_reset();
+	memset(long_value, 'x', sizeof(long_value) - 1);
+	ok(broker_publish(broker, &message, &tally.seen[0], &code, text) == BROKER_PUBLISH_OK, "headers: handed over");
+	ok(wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == 1, "headers: acknowledged");
+	ok(socket_reads(fd, got, sizeof(got), "\r\n\r\ndata\r\n"), "headers: the message comes");
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+		ok(strstr(got, lines[i]) != NULL, "headers: line %zu", i + 1);
+	for (const char *line = strstr(got, "NATS/1.0"); line != NULL && (line = strstr(line, "\r\n")) != NULL; line += 2)
+		count++;
+	ok(count == 1 + 5 + 2, "headers: no line more, %d", count);
+	close(fd);
+	broker_destroy(broker, 2000);
+}
+
 static void
 test_refused_by_client(void)
 {
@@ -290,6 +320,7 @@ test_basics(void)
 	test_publish();
 	test_unanswered_subject();
 	test_stream_limits();
+	test_headers();
 	test_refused_by_client();
 	test_window();
 	test_permissions();

@@ -250,15 +250,14 @@ server_remove(Server *server)
 
 /* Reads until the text has come, at most 5 s from the last byte. */
 bool
-socket_tells(int fd, const char *wanted)
+socket_reads(int fd, char *buffer, size_t size, const char *wanted)
 {
-	char		buffer[65536];
 	size_t		used = 0;
 	struct pollfd wait = {.fd = fd, .events = POLLIN};
 
-	while (used + 1 < sizeof(buffer) && poll(&wait, 1, 5000) == 1)
+	while (used + 1 < size && poll(&wait, 1, 5000) == 1)
 	{
-		ssize_t		got = read(fd, buffer + used, sizeof(buffer) - 1 - used);
+		ssize_t		got = read(fd, buffer + used, size - 1 - used);
 
 		if (got <= 0)
 			return false;
@@ -268,6 +267,14 @@ socket_tells(int fd, const char *wanted)
 			return true;
 	}
 	return false;
+}
+
+bool
+socket_tells(int fd, const char *wanted)
+{
+	char		buffer[65536];
+
+	return socket_reads(fd, buffer, sizeof(buffer), wanted);
 }
 
 static int
@@ -288,7 +295,7 @@ server_subscribe(Server *server, const char *subject)
 {
 	int			fd = server_connect(server);
 
-	dprintf(fd, "CONNECT {\"verbose\":false}\r\nSUB %s 1\r\nPING\r\n", subject);
+	dprintf(fd, "CONNECT {\"verbose\":false,\"headers\":true}\r\nSUB %s 1\r\nPING\r\n", subject);
 	if (!socket_tells(fd, "PONG"))
 		die("nats-server does not take a subscription");
 	return fd;

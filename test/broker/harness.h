@@ -51,6 +51,7 @@ extern void server_thaw(Server *server);
 extern void server_signal(Server *server, int signal, const char *logged);
 extern void server_remove(Server *server);
 extern int	server_subscribe(Server *server, const char *subject);
+extern bool socket_reads(int fd, char *buffer, size_t size, const char *wanted);
 extern bool socket_tells(int fd, const char *wanted);
 extern void server_api(Server *server, const char *subject, const char *payload);
 
