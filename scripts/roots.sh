@@ -39,7 +39,7 @@ make_root() {
 			"$1" "$ROOT_DIR" "$(debian_mirror)" || return
 		cp /etc/resolv.conf "$ROOT_DIR/etc/resolv.conf"
 	fi
-	[ ! -e "$TRUSTED" ] || cp "$TRUSTED" "$ROOT_DIR/etc/outbox-trusted.crt"
+	[ ! -e "$TRUSTED" ] || cp "$TRUSTED" "$ROOT_DIR/etc/trusted-here.crt"
 }
 
 # in_root COMMAND...: as root in $ROOT_DIR, with a clean environment and the variables in IN_ROOT_ENV.
@@ -55,7 +55,7 @@ in_root() {
 		mount -t tmpfs tmpfs "$root/dev/shm"
 		exec chroot "$root" "$@"' sh "$ROOT_DIR" \
 		env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-		LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive NODE_EXTRA_CA_CERTS=/etc/outbox-trusted.crt "${IN_ROOT_ENV[@]}" "$@"
+		LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive NODE_EXTRA_CA_CERTS=/etc/trusted-here.crt "${IN_ROOT_ENV[@]}" "$@"
 }
 
 # The checkout as it is, without what was built in it, to /outbox of the root.

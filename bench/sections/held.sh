@@ -1,7 +1,6 @@
 # shellcheck shell=bash disable=SC2154,SC2034
 # Two databases pass the same number of events in turns, a million each in all
 # rounds. In one of them somebody holds a REPEATABLE READ snapshot all the time.
-# Autovacuum of what one has passed isn't left for the other's time.
 
 # As long as the section lasts: the session ends with the server, or by its name.
 hold_snapshot() {
@@ -22,8 +21,6 @@ pass() {
 	record "enqueue_$1" "$enqueue_rate"
 	fresh_stream
 	measure_drain "$1" "$events"
-	wait_for 120 "SELECT count(*) FILTER (WHERE n_ins_since_vacuum > 100000) = 0 AND NOT EXISTS (SELECT FROM pg_stat_activity
-		WHERE backend_type = 'autovacuum worker') FROM pg_stat_user_tables WHERE schemaname = 'outbox'" || die 'autovacuum takes too long'
 }
 
 # All of outbox's tables of a kind: tables, indexes, in MB.
@@ -35,7 +32,7 @@ size_of() {
 run_held() {
 	local name kind
 	events=$(pick 40000 200000 200000)
-	fresh_postgres 'autovacuum_naptime = 1s'
+	fresh_postgres 'autovacuum_naptime = 5s'
 	new_database free
 	hold_relay
 	PGDATABASE=postgres new_database held
