@@ -94,16 +94,18 @@ SKIP:
 
 	($launcher) = worker_pids($node);
 	$mark = log_mark($node);
+	# ... in the words of PostgreSQL 15, and of 17
+	my $no_fork = qr/could not fork (?:background )?worker process/;
 	system_or_bail('prlimit', "--pid=$postmaster", '--nproc=1:');
 	$session->query_safe("SELECT pg_terminate_backend($relay)");
 	$session->query_safe(q{SELECT count(outbox.enqueue_text('no_process', i::text, 'e', 'x')) FROM generate_series(1, 100) i});
-	ok(wait_until(10, sub { log_lines($node, $mark, qr/could not fork worker process/) > 2 }), 'no process: starting one fails');
+	ok(wait_until(10, sub { log_lines($node, $mark, $no_fork) > 2 }), 'no process: starting one fails');
 	is($session->query_safe('SELECT state FROM outbox.status() WHERE database = current_database()'), 'not running', 'no process: status() says that no relay runs');
 	system_or_bail('prlimit', "--pid=$postmaster", "--nproc=$limit:");
 	$start = time();
 	ok(wait_drained($node, $db), 'processes again: everything is published');
 	cmp_ok(time() - $start, '<', slack(10), 'processes again: within 10 s');
-	cmp_ok(scalar(log_lines($node, $mark, qr/could not fork worker process/)), '<', 10, 'no process: the launcher backs off');
+	cmp_ok(scalar(log_lines($node, $mark, $no_fork)), '<', 10, 'no process: the launcher backs off');
 	is((worker_pids($node))[0], $launcher, 'no process: it is still the same one');
 	$session->quit;
 }
