@@ -108,12 +108,13 @@ sub request
 	return;
 }
 
-sub limit_size
+# The limit of a message, and whether batches are taken: "true" or "false".
+sub update_stream
 {
-	my ($max) = @_;
+	my ($max, $batches) = @_;
 
 	request('$JS.API.STREAM.UPDATE.OUTBOX',
-		qq({"name":"OUTBOX","subjects":["outbox.>"],"storage":"file","max_msg_size":$max,"duplicate_window":120000000000,"allow_atomic":true}));
+		qq({"name":"OUTBOX","subjects":["outbox.>"],"storage":"file","max_msg_size":$max,"duplicate_window":120000000000,"allow_atomic":$batches}));
 	return;
 }
 
@@ -133,7 +134,7 @@ sub states_of
 
 my $middle = q{repeat('x', CASE i WHEN 300 THEN 5000 ELSE 10 END)};
 
-limit_size(3000);
+update_stream(3000, 'true');
 enqueue_run('poison', 600, payload => $middle);
 enqueue_run('other', 600);
 ok(wait_published($node, $db), 'around an event that is refused');
@@ -146,7 +147,7 @@ $node->reload;
 enqueue_run('blocked', 600, payload => $middle);
 ok(wait_for_query($node, $db, q{SELECT count(*) = 1 FROM outbox.blocked_aggregates}), 'policy block');
 is(states_of('blocked'), 'published 299, failed 1, pending 300', 'its successors wait');
-limit_size(-1);
+update_stream(-1, 'true');
 is($node->safe_psql($db, q{SELECT outbox.redrive()}), '2', 'redriven');
 ok(wait_published($node, $db), 'all pass');
 is(states_of('blocked'), 'published 600', 'and are published');
@@ -166,8 +167,7 @@ ok(wait_until(20, sub { states_of('later') eq 'published 299, failed 1, publishe
 
 # ---------------------------------------------------------------- the stream takes batches no longer
 
-# As natstool doesn't know the setting, its update takes it away.
-$nats->tool('update', 'OUTBOX', '--max-msgs', '-1');
+update_stream(-1, 'false');
 is($nats->stream_config('OUTBOX')->{allow_atomic}, undef, 'a stream that takes no batches any more');
 enqueue_run('hot', 1000);
 ok(wait_drained($node, $db), 'drained all the same');
