@@ -106,6 +106,13 @@ natsMsg_IsNoResponders(natsMsg *msg)
 	return false;
 }
 
+/* One that takes all headers at once. */
+uint32_t
+nats_GetVersionNumber(void)
+{
+	return BROKER_PACKS_HEADERS_UP_TO;
+}
+
 const char *
 nats_GetLastError(natsStatus *status)
 {

@@ -53,18 +53,6 @@ free_message(Message *message)
 	free((void *) message->message.data);
 }
 
-/* A later header with the same key replaces the one before, as libnats has it. */
-static bool
-is_replaced(const BrokerMessage *message, int header)
-{
-	for (int i = header + 1; i < message->header_count; i++)
-	{
-		if (strcmp(message->headers[i].key, message->headers[header].key) == 0)
-			return true;
-	}
-	return false;
-}
-
 /* Whether read is value but for white space around it and line breaks that became spaces. */
 static bool
 same_value(const char *read, const char *value)
@@ -92,7 +80,6 @@ static void
 check_published(const BrokerLink *link, const BrokerMessage *message, int64_t max_payload)
 {
 	FakePublish publish;
-	int			expected = 0;
 
 	property(fake_nats_read(link->nc, &publish));
 	property(strcmp(publish.subject, message->subject) == 0);
@@ -107,17 +94,11 @@ check_published(const BrokerLink *link, const BrokerMessage *message, int64_t ma
 		const BrokerHeader *header = &message->headers[i];
 		bool		found = false;
 
-		if (is_replaced(message, i))
-			continue;
-		expected++;
 		for (int j = 0; j < publish.header_count; j++)
-		{
-			if (strcmp(publish.headers[j].key, header->key) == 0)
-				found = same_value(publish.headers[j].value, header->value);
-		}
+			found |= strcmp(publish.headers[j].key, header->key) == 0 && same_value(publish.headers[j].value, header->value);
 		property(found);
 	}
-	property(publish.header_count == expected);
+	property(publish.header_count == message->header_count);
 	fake_nats_free(&publish);
 }
 
