@@ -503,7 +503,10 @@ works(Broker *broker)
 		return false;
 	before = tally.count[BROKER_ACKED];
 	publish_many(broker, "outbox.works", 20, 50);
-	return wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == before + 20;
+	if (wait_quiet(broker, 10000) && tally.count[BROKER_ACKED] == before + 20)
+		return true;
+	printf("# %d of 20 acknowledged, the last other outcome: %s\n", tally.count[BROKER_ACKED] - before, tally.last_text);
+	return false;
 }
 
 /* Every message had one outcome so far. */
