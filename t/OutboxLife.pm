@@ -100,8 +100,6 @@ sub relay_keeps_nothing_open
 			$db, qq{
 			CREATE TEMP TABLE seen (waiting boolean, long boolean);
 			DO \$\$
-			DECLARE
-				found boolean;
 			BEGIN
 				FOR i IN 1..20 LOOP
 					PERFORM pg_stat_clear_snapshot();
@@ -110,9 +108,9 @@ sub relay_keeps_nothing_open
 						AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL OR a.xact_start IS NOT NULL
 							OR EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype <> 'advisory')),
 						coalesce(clock_timestamp() - a.xact_start > interval '$old s', false)
-					FROM pg_stat_activity a WHERE a.pid = $pid AND a.backend_type = 'outbox relay';
+					FROM pg_stat_activity a WHERE a.pid = $pid AND a.backend_type IN ('outbox relay', 'outbox consumer');
 					IF NOT FOUND THEN
-						RAISE EXCEPTION 'the relay is gone';
+						RAISE EXCEPTION 'the process is gone';
 					END IF;
 					PERFORM pg_sleep(0.02);
 				END LOOP;
