@@ -176,15 +176,16 @@ postgresql_major() {
 	printf '%s' "$major"
 }
 
-# True if $1 is the pg_config of a server that extensions can be built for.
+# True if $1 is the pg_config of a server that extensions can be built for. Debian's
+# postgresql-client-NN has pg_config and pgxs.mk, too, without the headers.
 usable_pg_config() {
-	[ -x "$1" ] && [ -e "$("$1" --pgxs)" ] && [ -x "$("$1" --bindir)/postgres" ]
+	[ -x "$1" ] && [ -e "$("$1" --pgxs)" ] && [ -e "$("$1" --includedir-server)/postgres.h" ] && [ -x "$("$1" --bindir)/postgres" ]
 }
 
 find_pg_config() {
 	local candidate
 	if [ -n "$PG_CONFIG" ]; then
-		usable_pg_config "$PG_CONFIG" || die "$PG_CONFIG: no server, or no PGXS"
+		usable_pg_config "$PG_CONFIG" || die "$PG_CONFIG: no server, or not its headers and PGXS"
 		return 0
 	fi
 	candidate=/usr/lib/postgresql/$(postgresql_major)/bin/pg_config
