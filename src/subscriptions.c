@@ -12,6 +12,7 @@
 #include "subscriptions.h"
 
 #include "access/xact.h"
+#include "commands/trigger.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
@@ -28,6 +29,7 @@
 #include "worker.h"
 
 PG_FUNCTION_INFO_V1(outbox_tell_consumers);
+PG_FUNCTION_INFO_V1(outbox_subscription_changed);
 PG_FUNCTION_INFO_V1(outbox_subscription_states);
 
 #define LOOK_US INT64CONST(5000000)
@@ -42,6 +44,7 @@ PG_FUNCTION_INFO_V1(outbox_subscription_states);
 
 static bool tells_changes = false;
 static bool tells_parked = false;
+static bool saw_changes = false; /* by the table's trigger */
 
 /* outbox.tell_consumers(changed boolean) */
 Datum
@@ -57,6 +60,18 @@ outbox_tell_consumers(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/* outbox.subscription_changed(), a trigger */
+Datum
+outbox_subscription_changed(PG_FUNCTION_ARGS)
+{
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("outbox.subscription_changed() is a trigger function")));
+	saw_changes = true;
+	return PointerGetDatum(NULL);
+}
+
 static void
 at_commit(void)
 {
@@ -64,7 +79,7 @@ at_commit(void)
 
 	if (database == NULL)
 		return;
-	if (tells_changes)
+	if (tells_changes || saw_changes)
 		pg_atomic_fetch_add_u32(&database->subscription_changes, 1);
 	if (tells_parked)
 		pg_atomic_fetch_add_u32(&database->parked_changes, 1);
@@ -76,22 +91,24 @@ at_commit(void)
 void
 outbox_subscriptions_xact_callback(XactEvent event, void *arg)
 {
-	if (!tells_changes && !tells_parked)
+	if (!tells_changes && !tells_parked && !saw_changes)
 		return;
 	switch (event)
 	{
 		case XACT_EVENT_PRE_PREPARE:
-			/* COMMIT PREPARED calls nobody back. */
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("cannot PREPARE a transaction that has changed outbox subscriptions or parked messages"),
-					 errhint("Use COMMIT.")));
+			/* COMMIT PREPARED calls nobody back. What a subscription of the server's prepares must pass; arm() tells of it. */
+			if (tells_changes || tells_parked)
+				ereport(ERROR,
+						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						 errmsg("cannot PREPARE a transaction that has changed outbox subscriptions or parked messages"),
+						 errhint("Use COMMIT.")));
 			break;
 		case XACT_EVENT_COMMIT:
 			at_commit();
 			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:
-			tells_changes = tells_parked = false;
+		case XACT_EVENT_PREPARE:
+			tells_changes = tells_parked = saw_changes = false;
 			break;
 		default:
 			break;

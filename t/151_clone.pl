@@ -122,6 +122,12 @@ ok(wait_relay($node, 'wal_log', timeout => 60), 'a load that is prepared neither
 sql('wal_log', "COMMIT PREPARED 'loaded'");
 enqueue('wal_log', 5, 'own');
 is_silent('wal_log', $stored + 61, 'loaded');
+# A restore comes to the subscriptions after the scout has read the table: it is read again.
+sql('wal_log', q{INSERT INTO outbox.subscription (stream, durable, subject, handler, run_as, ordered, max_attempts, ack_wait, batch_size)
+	VALUES ('IN', 'app', '', 'handle', current_user, true, 1, '1 s', 1)});
+ok(wait_for_query($node, 'wal_log', q{SELECT last_error ~ 'not armed' FROM outbox.subscriptions}), '... a subscription, too, is seen, and waits');
+sql('wal_log', 'DELETE FROM outbox.subscription');
+ok(wait_for_query($node, 'wal_log', q{SELECT count(*) = 0 FROM outbox.subscription_states()}), '... as is its end');
 is(sql('wal_log', q{SELECT count(*) FROM outbox.events WHERE publish_state = 'pending' AND aggregate_type IN ('loaded', 'own')}), 10, 'they are pending, and so is what was enqueued');
 is(sql('wal_log', 'SELECT outbox.arm()'), 't', 'armed');
 ok(wait_published($node, 'wal_log'), 'then they are published');

@@ -82,6 +82,13 @@ CREATE FUNCTION outbox.tell_consumers(changed boolean) RETURNS void LANGUAGE c V
 COMMENT ON FUNCTION outbox.tell_consumers(boolean) IS
 'when the transaction commits, the launcher looks at outbox.subscription (changed), or consumers look at outbox.parked_message';
 
+-- A restore, a subscription and plain SQL don't call tell_consumers().
+CREATE FUNCTION outbox.subscription_changed() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'outbox_subscription_changed';
+COMMENT ON FUNCTION outbox.subscription_changed() IS
+'trigger of outbox.subscription: when the transaction commits, the launcher looks at the table, whoever has changed it';
+CREATE TRIGGER outbox_changed AFTER INSERT OR UPDATE OR DELETE ON outbox.subscription FOR EACH ROW EXECUTE FUNCTION outbox.subscription_changed();
+ALTER TABLE outbox.subscription ENABLE ALWAYS TRIGGER outbox_changed;
+
 CREATE FUNCTION outbox.subscription_states(
     OUT id integer, OUT pid integer, OUT state text, OUT since timestamptz, OUT server text, OUT applied bigint, OUT duplicates bigint,
     OUT failures bigint, OUT parked bigint, OUT held bigint, OUT pending bigint, OUT last_error text)
@@ -359,6 +366,6 @@ INSERT INTO outbox.privileges VALUES ('monitor', 'SELECT', 'parked_messages',
     '{id, stream, durable, stream_sequence, event_id, event_type, aggregate_type, aggregate_id, subject, published_at, attempts, error_code,
       last_error, parked_at, retry}');
 INSERT INTO outbox.privileges SELECT 'owner', 'ALL',
-    unnest('{subscription, subscription_id_seq, subscription_position, subscription_failure, parked_message, parked_message_id_seq, tell_consumers,
+    unnest('{subscription, subscription_id_seq, subscription_position, subscription_failure, parked_message, parked_message_id_seq, tell_consumers, subscription_changed,
              may_act_as, own_subscription, subscribe_for, unsubscribe_for, pause_subscription_for, resume_subscription_for,
              retry_parked_for, discard_parked_for, consumer_position, consumer_failed, consumer_recovered, handler_is_usable, consumer_park}'::name[]);
