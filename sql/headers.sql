@@ -29,6 +29,10 @@ SELECT pg_temp.with_headers('bad', jsonb_build_object(key, 'v'))
 FROM unnest(ARRAY['X: Y', 'X Y', E'X\r\nZ', E'X\tY', 'X:', '', 'é', '(x)', 'a/b', 'a"b', 'a{b}', repeat('k', 257), repeat('k', 300),
     'Nats-Msg-Id', 'nats-expected-stream', 'NATS-', 'Content-Type', 'content-type']) key;
 
+-- a time to live
+SELECT value, pg_temp.with_headers('ttl', jsonb_build_object('Nats-TTL', value)) FROM unnest(ARRAY['never', '3600', '1h30m', '999999999s']) value;
+SELECT pg_temp.with_headers('bad', jsonb_build_object('Nats-TTL', value)) FROM unnest(ARRAY['', '1 h', '1d', '500ms', '-1', '0', '277778h']) value;
+
 -- extension attributes of CloudEvents
 SELECT key, pg_temp.with_headers('attribute', jsonb_build_object(key, 'v'))
 FROM unnest(ARRAY['ce-tenant', 'ce-9', 'ce-subjects', 'ce-x' || repeat('k', 19)]) key;

@@ -262,6 +262,7 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 		status->duplicate_window_ms = broker->stream.duplicate_window_ms;
 		status->discards_unwanted = broker->stream.discards_unwanted;
 		status->takes_batches = broker->stream.takes_batches;
+		status->takes_ttl = broker->stream.takes_ttl;
 	}
 	else
 		memcpy(status->text, broker->offline_text, BROKER_TEXT_SIZE);

@@ -65,6 +65,7 @@ typedef struct BrokerMessage
 	const char *subject;
 	const BrokerHeader *headers;
 	int			header_count;
+	const char *ttl;			/* Nats-TTL, sent where the stream takes it; NULL: none */
 	const void *data;
 	int			data_len;
 } BrokerMessage;
@@ -112,6 +113,7 @@ typedef struct BrokerStatus
 	int			in_flight;		/* messages, those of batches included */
 	int			batches_in_flight;
 	bool		takes_batches;	/* ONLINE: the stream does */
+	bool		takes_ttl;		/* ONLINE: the stream takes a time to live for each message */
 	int64_t		duplicate_window_ms;	/* ONLINE: the stream's; 0: unknown */
 	bool		discards_unwanted;	/* ONLINE: the stream keeps only what a consumer waits for */
 	char		server[BROKER_TEXT_SIZE];	/* URL connected to, without credentials */

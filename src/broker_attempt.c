@@ -83,7 +83,7 @@ note_stream_trouble(BrokerAttempt *attempt, natsConnection *nc, const char *acti
 
 /*
  * Asks JetStream in its own JSON, because older libraries know nothing of
- * batches. NULL: no answer; else to be destroyed by the caller.
+ * batches and times to live. NULL: no answer; else to be destroyed by the caller.
  */
 static natsMsg *
 ask(const BrokerConfig *config, natsConnection *nc, const char *what, const char *json)
@@ -97,22 +97,28 @@ ask(const BrokerConfig *config, natsConnection *nc, const char *what, const char
 	return answer;
 }
 
-/* Whether the stream described there takes batches. Inside of strings the quotes would be escaped. */
+/* Whether it has these words. Inside of strings the quotes would be escaped. */
 static bool
-says_batches(natsMsg *answer)
+says(natsMsg *answer, const char *words)
 {
-	static const char wanted[] = "\"allow_atomic\":true";
+	return memmem(natsMsg_GetData(answer), (size_t) natsMsg_GetDataLength(answer), words, strlen(words)) != NULL;
+}
 
-	return answer != NULL &&
-		memmem(natsMsg_GetData(answer), (size_t) natsMsg_GetDataLength(answer), wanted, strlen(wanted)) != NULL;
+/* What newer servers tell of the stream, or nothing. */
+static void
+note_abilities(BrokerStream *stream, natsMsg *answer)
+{
+	stream->takes_batches = answer != NULL && says(answer, "\"allow_atomic\":true");
+	stream->takes_ttl = answer != NULL && says(answer, "\"allow_msg_ttl\":true");
 }
 
 /*
- * Creates a stream that takes batches, if the server knows them; an older one
- * passes over the wish, or refuses, and then create_stream() makes an ordinary one.
+ * Creates a stream that takes batches and times to live, if the server knows
+ * them. An older one passes over the wish, or refuses; create_stream() then makes
+ * an ordinary one.
  */
 static bool
-create_with_batches(BrokerAttempt *attempt, natsConnection *nc)
+create_with_abilities(BrokerAttempt *attempt, natsConnection *nc)
 {
 	const BrokerConfig *config = &attempt->settings->config;
 	char		json[1024];
@@ -125,14 +131,14 @@ create_with_batches(BrokerAttempt *attempt, natsConnection *nc)
 	if (snprintf(json, sizeof(json),
 				 "{\"name\":\"%s\",\"subjects\":[\"%s\"],\"retention\":\"limits\",\"max_consumers\":-1,"
 				 "\"max_msgs\":-1,\"max_bytes\":-1,\"max_age\":0,\"max_msg_size\":-1,\"discard\":\"old\","
-				 "\"storage\":\"file\",\"num_replicas\":1,\"duplicate_window\":%lld,\"allow_atomic\":true}",
+				 "\"storage\":\"file\",\"num_replicas\":1,\"duplicate_window\":%lld,\"allow_atomic\":true,\"allow_msg_ttl\":true}",
 				 config->stream, config->stream_subjects,
 				 (long long) config->duplicate_window_ms * 1000000) >= (int) sizeof(json))
 		return false;
 	answer = ask(config, nc, "CREATE", json);
-	created = says_batches(answer);
+	note_abilities(&attempt->stream, answer);
+	created = answer != NULL && !says(answer, "\"error\":");
 	natsMsg_Destroy(answer);
-	attempt->stream.takes_batches = created;
 	return created;
 }
 
@@ -151,7 +157,7 @@ create_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js, jsOptions *
 	stream.Storage = js_FileStorage;
 	stream.Duplicates = (int64_t) config->duplicate_window_ms * 1000000;
 
-	status = create_with_batches(attempt, nc) ? NATS_OK : js_AddStream(NULL, js, &stream, bounds, &code);
+	status = create_with_abilities(attempt, nc) ? NATS_OK : js_AddStream(NULL, js, &stream, bounds, &code);
 	/* In use: somebody else created it a moment ago. */
 	if (status == NATS_OK)
 		attempt->stream.duplicate_window_ms = config->duplicate_window_ms;
@@ -177,7 +183,7 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 		attempt->stream.duplicate_window_ms = info->Config->Duplicates / 1000000;
 		attempt->stream.discards_unwanted = info->Config->Retention == js_InterestPolicy;
 		answer = ask(config, nc, "INFO", "");
-		attempt->stream.takes_batches = says_batches(answer);
+		note_abilities(&attempt->stream, answer);
 		natsMsg_Destroy(answer);
 	}
 	else if (code != JSStreamNotFoundErr)

@@ -106,6 +106,7 @@ typedef struct BrokerStream
 	int64_t		duplicate_window_ms;
 	bool		discards_unwanted;
 	bool		takes_batches;
+	bool		takes_ttl;
 } BrokerStream;
 
 /* One try at connecting (or, connect false, at the stream only), with its own thread. */
@@ -215,6 +216,7 @@ typedef struct BrokerLink
 	_Atomic int64_t max_payload;	/* as the server said last */
 	char		server[BROKER_TEXT_SIZE];
 	int			server_index;	/* in the list */
+	bool		takes_ttl;		/* BrokerStream's; main thread only */
 
 	atomic_bool write_wanted;	/* the library has bytes for the socket */
 	atomic_bool dead;			/* the connection is over, reason is written */

@@ -13,8 +13,8 @@
 /* The server's limit for a protocol line, less the verb and the sizes in it. */
 #define MAX_SUBJECT_LEN (4096 - 48 - BROKER_REPLY_SUBJECT_SIZE)
 
-/* JetStream's headers for a message's place in a batch. */
-#define BATCH_HEADERS 3
+/* Those for a message's place in a batch, and its time to live. */
+#define ADDED_HEADERS 4
 
 /* Headers of up to so many bytes are put together on the stack. */
 #define PACKED_SIZE 2048
@@ -22,14 +22,13 @@
 /* While a large batch is handed over, so many messages at a time go out. */
 #define BATCH_FLUSH 100
 
-typedef struct BatchHeaders
+/* JetStream's headers behind the message's own: what depends on the stream and the batch. */
+typedef struct AddedHeaders
 {
-	BrokerHeader list[BATCH_HEADERS];
-	int			count;			/* 0: not in a batch */
+	BrokerHeader list[ADDED_HEADERS];
+	int			count;
 	char		sequence[16];
-} BatchHeaders;
-
-static const BatchHeaders no_batch;
+} AddedHeaders;
 
 static bool
 valid_token(const char *token, size_t len)
@@ -82,13 +81,13 @@ headers_size(const BrokerHeader *headers, int count)
 
 /* What the server counts against its max_payload. */
 static int64_t
-wire_size(const BrokerMessage *message, const BatchHeaders *batch)
+wire_size(const BrokerMessage *message, const AddedHeaders *added)
 {
 	size_t		size = (size_t) message->data_len;
 
-	if (message->header_count + batch->count > 0)
+	if (message->header_count + added->count > 0)
 		size += strlen("NATS/1.0\r\n\r\n");
-	size += headers_size(message->headers, message->header_count) + headers_size(batch->list, batch->count);
+	size += headers_size(message->headers, message->header_count) + headers_size(added->list, added->count);
 	return (int64_t) size;
 }
 
@@ -121,18 +120,18 @@ check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size
 }
 
 static const BrokerHeader *
-header_at(const BrokerMessage *message, const BatchHeaders *batch, int i)
+header_at(const BrokerMessage *message, const AddedHeaders *added, int i)
 {
-	return i < message->header_count ? &message->headers[i] : &batch->list[i - message->header_count];
+	return i < message->header_count ? &message->headers[i] : &added->list[i - message->header_count];
 }
 
 static natsStatus
-set_one_by_one(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batch)
+set_one_by_one(natsMsg *msg, const BrokerMessage *message, const AddedHeaders *added)
 {
 	natsStatus	status = NATS_OK;
 
-	for (int i = 0; status == NATS_OK && i < message->header_count + batch->count; i++)
-		status = natsMsgHeader_Set(msg, header_at(message, batch, i)->key, header_at(message, batch, i)->value);
+	for (int i = 0; status == NATS_OK && i < message->header_count + added->count; i++)
+		status = natsMsgHeader_Set(msg, header_at(message, added, i)->key, header_at(message, added, i)->value);
 	return status;
 }
 
@@ -166,9 +165,9 @@ append_header(char *at, const BrokerHeader *header)
 
 /* size: at least that of all headers. */
 static natsStatus
-set_at_once(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batch, int64_t size)
+set_at_once(natsMsg *msg, const BrokerMessage *message, const AddedHeaders *added, int64_t size)
 {
-	int			last = message->header_count + batch->count - 1;
+	int			last = message->header_count + added->count - 1;
 	char		local[PACKED_SIZE];
 	char	   *block = size <= PACKED_SIZE ? local : malloc((size_t) size);
 	char	   *at = block;
@@ -177,9 +176,9 @@ set_at_once(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batc
 	if (block == NULL)
 		return NATS_NO_MEMORY;
 	for (int i = 0; i < last; i++)
-		at = append_header(at, header_at(message, batch, i));
-	*append(at, header_at(message, batch, last)->key) = '\0';
-	status = natsMsgHeader_Set(msg, block, header_at(message, batch, last)->value);
+		at = append_header(at, header_at(message, added, i));
+	*append(at, header_at(message, added, last)->key) = '\0';
+	status = natsMsgHeader_Set(msg, block, header_at(message, added, last)->value);
 	if (block != local)
 		free(block);
 	return status;
@@ -191,24 +190,24 @@ set_at_once(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batc
  * not for each. A library that nobody has tried that with gets each by itself.
  */
 static natsStatus
-set_headers(natsMsg *msg, const BrokerMessage *message, const BatchHeaders *batch, int64_t size)
+set_headers(natsMsg *msg, const BrokerMessage *message, const AddedHeaders *added, int64_t size)
 {
-	if (message->header_count + batch->count == 0)
+	if (message->header_count + added->count == 0)
 		return NATS_OK;
 	if (nats_GetVersionNumber() > BROKER_PACKS_HEADERS_UP_TO)
-		return set_one_by_one(msg, message, batch);
-	return set_at_once(msg, message, batch, size);
+		return set_one_by_one(msg, message, added);
+	return set_at_once(msg, message, added, size);
 }
 
 /* size: as of wire_size(). */
 static natsStatus
-make_message(const BrokerMessage *message, const BatchHeaders *batch, int64_t size, const char *reply_subject, natsMsg **msg)
+make_message(const BrokerMessage *message, const AddedHeaders *added, int64_t size, const char *reply_subject, natsMsg **msg)
 {
 	natsStatus	status;
 
 	status = natsMsg_Create(msg, message->subject, reply_subject, message->data, message->data_len);
 	if (status == NATS_OK)
-		status = set_headers(*msg, message, batch, size - message->data_len);
+		status = set_headers(*msg, message, added, size - message->data_len);
 	if (status != NATS_OK)
 	{
 		natsMsg_Destroy(*msg);
@@ -219,11 +218,11 @@ make_message(const BrokerMessage *message, const BatchHeaders *batch, int64_t si
 
 /* Appends a checked message of that size to the connection's buffer or the pump's queue. */
 static BrokerPublishResult
-hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, const BatchHeaders *batch, int64_t size,
+hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, const AddedHeaders *added, int64_t size,
 		  const char *reply_subject, uint32_t slot, uint32_t generation, char *error_text)
 {
 	natsMsg    *msg = NULL;
-	natsStatus	status = make_message(message, batch, size, reply_subject, &msg);
+	natsStatus	status = make_message(message, added, size, reply_subject, &msg);
 
 	if (status == NATS_OK && link->pumped)
 		return broker_pump_publish(link, msg, size, slot, generation);
@@ -242,22 +241,34 @@ hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, co
 	return BROKER_PUBLISH_REFUSED;
 }
 
+/* A stream that doesn't take it would refuse the message. */
+static void
+begin_added(AddedHeaders *added, const BrokerLink *link, const BrokerMessage *message)
+{
+	added->count = 0;
+	if (message->ttl != NULL && link->takes_ttl)
+		added->list[added->count++] = (BrokerHeader) {"Nats-TTL", message->ttl};
+}
+
 /* Main thread. */
 BrokerPublishResult
 broker_message_publish(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message,
 					   uint32_t slot, uint32_t generation, char *error_text)
 {
-	int64_t		size = wire_size(message, &no_batch);
+	AddedHeaders added;
+	int64_t		size;
 
 	if (atomic_load(&link->dead))
 		return BROKER_PUBLISH_OFFLINE;
+	begin_added(&added, link, message);
+	size = wire_size(message, &added);
 	if (!check_message(link, message, size, error_text))
 		return BROKER_PUBLISH_REFUSED;
 	/* The library moves all that is left with every partial write. */
 	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
 		return BROKER_PUBLISH_FULL;
 	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
-	return hand_over(link, trash, message, &no_batch, size, link->reply_subject, slot, generation, error_text);
+	return hand_over(link, trash, message, &added, size, link->reply_subject, slot, generation, error_text);
 }
 
 /* A batch's id is what makes its reply subject unique: the inbox's own name, and the token. */
@@ -272,13 +283,13 @@ batch_id(const BrokerLink *link)
 }
 
 static void
-write_batch_headers(BatchHeaders *batch, const char *id, int sequence, bool last)
+add_batch_headers(AddedHeaders *added, const char *id, int sequence, bool last)
 {
-	snprintf(batch->sequence, sizeof(batch->sequence), "%d", sequence);
-	batch->list[0] = (BrokerHeader) {"Nats-Batch-Id", id};
-	batch->list[1] = (BrokerHeader) {"Nats-Batch-Sequence", batch->sequence};
-	batch->list[2] = (BrokerHeader) {"Nats-Batch-Commit", "1"};
-	batch->count = last ? 3 : 2;
+	snprintf(added->sequence, sizeof(added->sequence), "%d", sequence);
+	added->list[added->count++] = (BrokerHeader) {"Nats-Batch-Id", id};
+	added->list[added->count++] = (BrokerHeader) {"Nats-Batch-Sequence", added->sequence};
+	if (last)
+		added->list[added->count++] = (BrokerHeader) {"Nats-Batch-Commit", "1"};
 }
 
 /*
@@ -291,15 +302,16 @@ broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash, const BrokerM
 							 uint32_t slot, uint32_t generation, char *error_text)
 {
 	BrokerPublishResult result = BROKER_PUBLISH_OK;
-	BatchHeaders batch;
+	AddedHeaders added;
 
 	if (atomic_load(&link->dead))
 		return BROKER_PUBLISH_OFFLINE;
 	broker_token_write(link->reply_subject + link->prefix_len, slot, generation);
 	for (int i = 0; i < count; i++)
 	{
-		write_batch_headers(&batch, batch_id(link), i + 1, i == count - 1);
-		if (!check_message(link, messages[i], wire_size(messages[i], &batch), error_text))
+		begin_added(&added, link, messages[i]);
+		add_batch_headers(&added, batch_id(link), i + 1, i == count - 1);
+		if (!check_message(link, messages[i], wire_size(messages[i], &added), error_text))
 			return BROKER_PUBLISH_REFUSED;
 	}
 	if (atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT)
@@ -308,8 +320,9 @@ broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash, const BrokerM
 	{
 		bool		last = i == count - 1;
 
-		write_batch_headers(&batch, batch_id(link), i + 1, last);
-		result = hand_over(link, trash, messages[i], &batch, wire_size(messages[i], &batch),
+		begin_added(&added, link, messages[i]);
+		add_batch_headers(&added, batch_id(link), i + 1, last);
+		result = hand_over(link, trash, messages[i], &added, wire_size(messages[i], &added),
 						   last ? link->reply_subject : NULL, slot, generation, error_text);
 		/* The server stages the first while the next are made. */
 		if (i % BATCH_FLUSH == BATCH_FLUSH - 1)
@@ -322,13 +335,14 @@ broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash, const BrokerM
 void
 broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message)
 {
-	int64_t		size = wire_size(message, &no_batch);
+	const AddedHeaders none = {.count = 0};
+	int64_t		size = wire_size(message, &none);
 	char		unused[BROKER_TEXT_SIZE];
 	natsMsg    *msg = NULL;
 
 	if (atomic_load(&link->dead) || !check_message(link, message, size, unused) ||
 		atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT ||
-		make_message(message, &no_batch, size, NULL, &msg) != NATS_OK)
+		make_message(message, &none, size, NULL, &msg) != NATS_OK)
 		return;
 	/* No slot has this number: what the pump may have to tell is nobody's. */
 	if (link->pumped)

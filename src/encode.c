@@ -432,8 +432,8 @@ outbox_encode_check_header_key(const char *key)
 		if (!is_header_key_char((unsigned char) *p))
 			return "contains a character other than letters, digits and !#$%&'*+-.^_`|~";
 	}
-	if (starts_with_nocase(key, "nats-"))
-		return "starts with \"Nats-\", which is reserved for NATS";
+	if (starts_with_nocase(key, "nats-") && strcmp(key, OUTBOX_TTL_HEADER) != 0)
+		return "starts with \"Nats-\", which is reserved for NATS, but for \"" OUTBOX_TTL_HEADER "\"";
 	if (starts_with_nocase(key, "ce-"))
 		return "starts with \"ce-\", which is reserved for CloudEvents attributes";
 	if (outbox_encode_same_header_key(key, "Content-Type"))
@@ -489,6 +489,64 @@ outbox_encode_check_header_value(const char *value)
 	if (has_white_space(value, length, true))
 		return "ends with white space, which receivers remove";
 	return NULL;
+}
+
+/* A number of at most nine digits, or -1; *text moves behind it. */
+static int64_t
+take_count(const char **text)
+{
+	int64_t		count = 0;
+	int			digits = 0;
+
+	for (; **text >= '0' && **text <= '9'; (*text)++, digits++)
+	{
+		if (digits == 9)
+			return -1;
+		count = count * 10 + (**text - '0');
+	}
+	return digits == 0 ? -1 : count;
+}
+
+/*
+ * The server takes "never", a number of seconds, or what Go's
+ * time.ParseDuration() takes, of at least a second
+ * (https://docs.nats.io/learn/jetstream/message-ttl.md). The bound keeps
+ * nanoseconds within 63 bits.
+ */
+const char *
+outbox_encode_check_ttl(const char *value)
+{
+	static const char wrong[] = "is no time to live: \"never\", whole seconds, or hours, minutes and seconds like \"1h30m\"";
+	static const char units[] = "hms";
+	static const int64_t seconds[] = {3600, 60, 1};
+	const char *at = value;
+	int64_t		total = 0;
+	int			unit = 0;
+
+	if (strcmp(value, "never") == 0)
+		return NULL;
+	do
+	{
+		int64_t		count = take_count(&at);
+
+		if (count < 0)
+			return wrong;
+		/* Without a unit: seconds, and nothing else. */
+		if (*at == '\0' && unit == 0)
+			total = count;
+		else
+		{
+			while (unit < 3 && units[unit] != *at)
+				unit++;
+			if (unit == 3)
+				return wrong;
+			total += count * seconds[unit++];
+			at++;
+		}
+	} while (*at != '\0');
+	if (total < 1)
+		return "is less than a second";
+	return total > OUTBOX_MAX_TTL ? "is more than 999999999 seconds" : NULL;
 }
 
 /* The rule of the CloudEvents NATS and HTTP bindings; a decoder undoes it exactly once. */

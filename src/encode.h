@@ -22,6 +22,7 @@
 #define OUTBOX_MAX_TEMPLATE 256
 #define OUTBOX_MAX_HEADER_KEY 256
 #define OUTBOX_MAX_HEADER_VALUE 65535
+#define OUTBOX_MAX_TTL INT64_C(999999999) /* seconds */
 /* Enough for any rendered subject. */
 #define OUTBOX_SUBJECT_BUFFER (OUTBOX_MAX_TEMPLATE + 3 * 4 * OUTBOX_MAX_AGGREGATE_ID + 1)
 
@@ -50,9 +51,15 @@ extern int	outbox_encode_stream_subjects(const char *template, char *out, size_t
 /* A subject given by the user: publishable (no wildcards, blanks, control characters, empty tokens, leading "$" or "_INBOX"). */
 extern const char *outbox_encode_check_subject(const char *subject);
 
-/* A header given by the user. Keys: RFC 9110 tokens, not Nats-*, ce-*, Content-Type. Values: see docs. */
+/* The one header of NATS' own that users may give. */
+#define OUTBOX_TTL_HEADER "Nats-TTL"
+
+/* A header given by the user. Keys: RFC 9110 tokens, not Nats-* (but Nats-TTL), ce-*, Content-Type. Values: see docs. */
 extern const char *outbox_encode_check_header_key(const char *key);
 extern const char *outbox_encode_check_header_value(const char *value);
+
+/* A value of Nats-TTL: "never", seconds, or a duration of hours, minutes, seconds like 1h30m; at least a second, at most some 30 years. */
+extern const char *outbox_encode_check_ttl(const char *value);
 
 /* Whether receivers may take two valid header keys for the same: letter case doesn't count. */
 extern bool outbox_encode_same_header_key(const char *one, const char *other);

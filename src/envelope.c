@@ -37,6 +37,8 @@ typedef struct Builder
 	int			count;
 	size_t		key[MAX_HEADERS];
 	size_t		value[MAX_HEADERS];
+	bool		has_ttl;
+	size_t		ttl;
 } Builder;
 
 static size_t
@@ -201,7 +203,8 @@ add_own_headers(Builder *builder, const OutboxRow *row)
 /*
  * A header of the user's. "ce-name" is an extension attribute, which in bare
  * mode is a header like all others. The trace context is an attribute as well as
- * a header: receivers look for one or the other.
+ * a header: receivers look for one or the other. The time to live is up to the
+ * stream, and counts from when an event is stored first.
  */
 static void
 add_user_header(Builder *builder, const char *key, const char *value)
@@ -212,6 +215,12 @@ add_user_header(Builder *builder, const char *key, const char *value)
 			add_member(builder, key + strlen(OUTBOX_ATTRIBUTE_PREFIX), value);
 		else
 			add_encoded_header(builder, key, value);
+		return;
+	}
+	if (strcmp(key, OUTBOX_TTL_HEADER) == 0)
+	{
+		builder->has_ttl = builder->envelope->replay_id == NULL;
+		builder->ttl = add_string(builder, value);
 		return;
 	}
 	add_header(builder, key, value);
@@ -355,6 +364,7 @@ assemble(const Builder *builder, size_t head, size_t subject, const char *body, 
 	message->subject = strings + subject;
 	message->headers = headers;
 	message->header_count = builder->count;
+	message->ttl = builder->has_ttl ? strings + builder->ttl : NULL;
 	message->data = strings + builder->strings.length;
 	message->data_len = body_len;
 	return block;
@@ -377,6 +387,7 @@ outbox_envelope_make(const OutboxEnvelope *envelope, OutboxRow *row, size_t head
 
 	builder.envelope = envelope;
 	builder.count = 0;
+	builder.has_ttl = false;
 	builder.error = NULL;
 	empty(&builder.strings);
 	empty(&builder.body);

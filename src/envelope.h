@@ -62,7 +62,7 @@ typedef struct OutboxEnvelope
 	const char *source;			/* ce-source */
 	const char *subject_template;
 	const char *subject_prefix;	/* of a replay: put before the subject, with a dot; NULL: none */
-	const char *replay_id;		/* x-replay-batch-id; NULL: this is no replay */
+	const char *replay_id;		/* x-replay-batch-id; NULL: this is no replay. A replay's messages have no time to live */
 } OutboxEnvelope;
 
 /*

@@ -144,6 +144,8 @@ check_header(const char *key, const char *value)
 
 	check_header_key(key);
 	complaint = outbox_encode_check_header_value(outbox_event_utf8(value));
+	if (complaint == NULL && strcmp(key, OUTBOX_TTL_HEADER) == 0)
+		complaint = outbox_encode_check_ttl(value);
 	if (complaint == NULL && outbox_encode_same_header_key(key, "traceparent"))
 		complaint = outbox_attribute_check_traceparent(value);
 	if (complaint == NULL && outbox_encode_same_header_key(key, "tracestate"))

@@ -249,7 +249,7 @@ define_connection_settings(void)
 							   "An acknowledgement by another stream does not count.",
 							   &outbox_stream, "OUTBOX", PGC_SUSET, 0, check_stream, NULL, NULL);
 	DefineCustomBoolVariable("outbox.stream_create", "Creates the stream when it is missing.",
-							 "With file storage, the subjects of the template, a duplicate window of 2 minutes, and atomic batches where the server has them.",
+							 "With file storage, the subjects of the template, a duplicate window of 2 minutes, and atomic batches and times to live of messages where the server has them.",
 							 &outbox_stream_create, true, PGC_SUSET, 0, NULL, NULL, NULL);
 }
 

@@ -293,6 +293,22 @@ send_run(OutboxRelay *relay, OutboxEvent *first, int count, BrokerPublishResult 
 	return false;
 }
 
+/* Once for each stream. */
+static void
+warn_of_ttl(void)
+{
+	static char stream[OUTBOX_TEXT_SIZE] = "";
+
+	if (strcmp(stream, outbox_stream) == 0)
+		return;
+	strlcpy(stream, outbox_stream, sizeof(stream));
+	ereport(WARNING,
+			(errcode(ERRCODE_WARNING),
+			 errmsg("stream \"%s\" takes no time to live of messages", outbox_stream),
+			 errdetail("Events are published without their header \"%s\", and stay as long as the stream keeps any.", OUTBOX_TTL_HEADER),
+			 errhint("nats-server 2.11 or newer has it, with \"allow_msg_ttl\" in the stream's configuration. See docs/failures.md, \"No time to live\".")));
+}
+
 /* Sends ready heads until the window is full or none is left. */
 void
 outbox_publisher_send(OutboxRelay *relay)
@@ -302,6 +318,7 @@ outbox_publisher_send(OutboxRelay *relay)
 	OutboxEvent *event = NULL;
 	char		text[BROKER_TEXT_SIZE];
 	int			code;
+	bool		without_ttl = false;
 	sigset_t	saved;
 
 	if (relay->pauses.all)
@@ -321,6 +338,7 @@ outbox_publisher_send(OutboxRelay *relay)
 			event = next_event(relay, now);
 			if (event == NULL)
 				break;
+			without_ttl = without_ttl || (event->message.ttl != NULL && !status.takes_ttl);
 			count = run_length(relay, event, &status, now);
 			if (count > 1)
 			{
@@ -341,6 +359,8 @@ outbox_publisher_send(OutboxRelay *relay)
 		broker_flush(relay->broker);
 		outbox_signals_restore(&saved);
 
+		if (without_ttl)
+			warn_of_ttl();
 		if (result == BROKER_PUBLISH_REFUSED)
 			outbox_outcome_refused(relay, event, code, text, now);
 	} while (result == BROKER_PUBLISH_REFUSED && outbox_outcome_has_room(relay));

@@ -4,8 +4,9 @@
  *	  refused, or the server reads exactly this one message. No subject, header
  *	  or payload can add a protocol line or a header.
  *
- * Input: two bytes of max_payload, a byte with the number of headers, the
- * subject, keys and values with NULs between, and the payload.
+ * Input: two bytes of max_payload, a byte with the number of headers and, in
+ * its highest bits, whether there is a time to live and whether the stream takes it, that,
+ * the subject, keys and values with NULs between, and the payload.
  */
 #include <string.h>
 
@@ -20,14 +21,18 @@ typedef struct Message
 {
 	BrokerMessage message;
 	BrokerHeader headers[MAX_HEADERS];
+	bool		takes_ttl;
 } Message;
 
 static void
 take_message(FuzzInput *input, Message *message)
 {
-	int			count = fuzz_take_byte(input) % (MAX_HEADERS + 1);
+	int			byte = fuzz_take_byte(input);
+	int			count = byte % (MAX_HEADERS + 1);
 	size_t		length;
 
+	message->takes_ttl = (byte & 0x80) != 0;
+	message->message.ttl = (byte & 0x40) != 0 ? fuzz_take_text(input) : NULL;
 	message->message.subject = fuzz_take_text(input);
 	for (int i = 0; i < count; i++)
 	{
@@ -50,6 +55,7 @@ free_message(Message *message)
 		free((char *) message->headers[i].value);
 	}
 	free((char *) message->message.subject);
+	free((char *) message->message.ttl);
 	free((void *) message->message.data);
 }
 
@@ -98,15 +104,25 @@ check_published(const BrokerLink *link, const BrokerMessage *message, int64_t ma
 			found |= strcmp(publish.headers[j].key, header->key) == 0 && same_value(publish.headers[j].value, header->value);
 		property(found);
 	}
-	property(publish.header_count == message->header_count);
+	if (message->ttl != NULL && link->takes_ttl)
+	{
+		const BrokerHeader *last = &publish.headers[publish.header_count - 1];
+
+		property(publish.header_count == message->header_count + 1);
+		property(strcmp(last->key, "Nats-TTL") == 0 && same_value(last->value, message->ttl));
+	}
+	else
+		property(publish.header_count == message->header_count);
 	fake_nats_free(&publish);
 }
 
 /* The server would have taken it: the relay must not refuse such a one. */
 static bool
-sendable(const BrokerMessage *message, int64_t max_payload)
+sendable(const BrokerMessage *message, bool takes_ttl, int64_t max_payload)
 {
-	size_t		size = (size_t) message->data_len + (message->header_count > 0 ? 12 : 0);
+	bool		has_ttl = message->ttl != NULL && takes_ttl;
+	size_t		size = (size_t) message->data_len + (message->header_count > 0 || has_ttl ? 12 : 0) +
+		(has_ttl ? strlen("Nats-TTL: \r\n") + strlen(message->ttl) : 0);
 
 	for (int i = 0; i < message->header_count; i++)
 	{
@@ -140,6 +156,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	max_payload += fuzz_take_byte(&input);
 	take_message(&input, &message);
 	link = fake_nats_link(&connection, NULL, max_payload);
+	link->takes_ttl = message.takes_ttl;
 	memset(text, 0x5a, sizeof(text));
 	result = broker_message_publish(link, &trash, &message.message, 1, 2, text);
 	property(result == BROKER_PUBLISH_OK || result == BROKER_PUBLISH_REFUSED);
@@ -148,7 +165,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	else
 	{
 		property(connection.bytes == NULL);
-		property(!sendable(&message.message, max_payload));
+		property(!sendable(&message.message, message.takes_ttl, max_payload));
 		property(text[0] != '\0' && memchr(text, '\0', sizeof(text)) != NULL);
 	}
 	broker_trash_empty(&trash);

@@ -395,7 +395,7 @@ test_header_key(void)
 		{"(", "character"}, {"a,b", "character"}, {"a/b", "character"}, {"a@", "character"}, {"a[", "character"},
 		{"a\\", "character"}, {"{a}", "character"}, {"a;b", "character"}, {"a=b", "character"}, {"a?", "character"},
 		{"a<", "character"}, {"\x7f", "character"}, {"\x01", "character"}, {"\t", "character"}, {"\xc3\xa9", "character"},
-		{"Nats-Msg-Id", "\"Nats-\""}, {"nats-x", "\"Nats-\""}, {"NATS-", "\"Nats-\""},
+		{"Nats-Msg-Id", "\"Nats-\""}, {"nats-x", "\"Nats-\""}, {"Nats-TTL", NULL}, {"nats-ttl", "\"Nats-\""}, {"Nats-TTL2", "\"Nats-\""}, {"NATS-", "\"Nats-\""},
 		{"ce-id", "\"ce-\""}, {"CE-Id", "\"ce-\""}, {"ce-", "\"ce-\""},
 		{"Content-Type", "content type"}, {"content-type", "content type"}, {"CONTENT-TYPE", "content type"},
 	};
@@ -403,6 +403,22 @@ test_header_key(void)
 	CHECK_VERDICTS(outbox_encode_check_header_key, verdicts);
 	check_repeated("check_header_key", outbox_encode_check_header_key, "k", OUTBOX_MAX_HEADER_KEY, NULL);
 	check_repeated("check_header_key", outbox_encode_check_header_key, "k", OUTBOX_MAX_HEADER_KEY + 1, "longer than 256");
+}
+
+static void
+test_ttl(void)
+{
+	static const Verdict verdicts[] = {
+		{"never", NULL}, {"1", NULL}, {"3600", NULL}, {"999999999", NULL}, {"1s", NULL}, {"1h", NULL}, {"1h30m", NULL}, {"2h3m4s", NULL},
+		{"0h0m1s", NULL}, {"90m", NULL}, {"277777h", NULL}, {"007", NULL},
+		{"0", "less than a second"}, {"0s", "less than a second"}, {"0h0m0s", "less than a second"},
+		{"277778h", "more than"}, {"999999999h", "more than"}, {"16666667m", "more than"},
+		{"", "is no time"}, {"Never", "is no time"}, {"-1", "is no time"}, {"+1", "is no time"}, {"1.5s", "is no time"}, {"1000ms", "is no time"},
+		{"1000000000", "is no time"}, {"1d", "is no time"}, {"1 s", "is no time"}, {"s", "is no time"}, {"1h30", "is no time"},
+		{"1m1h", "is no time"}, {"1s1s", "is no time"}, {"1s ", "is no time"}, {"1hs", "is no time"}, {"9223372036854775807", "is no time"},
+	};
+
+	CHECK_VERDICTS(outbox_encode_check_ttl, verdicts);
 }
 
 static void
@@ -664,6 +680,7 @@ main(void)
 	test_subject();
 	test_stream_subjects();
 	test_header_key();
+	test_ttl();
 	test_same_header_key();
 	test_header_value();
 	test_header_white_space();
