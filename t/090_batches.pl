@@ -114,7 +114,7 @@ sub update_stream
 	my ($max, $batches) = @_;
 
 	request('$JS.API.STREAM.UPDATE.OUTBOX',
-		qq({"name":"OUTBOX","subjects":["outbox.>"],"storage":"file","max_msg_size":$max,"duplicate_window":120000000000,"allow_atomic":$batches}));
+		qq({"name":"OUTBOX","subjects":["outbox.>"],"storage":"file","max_msg_size":$max,"duplicate_window":120000000000,"allow_atomic":$batches,"allow_msg_ttl":true}));
 	return;
 }
 
