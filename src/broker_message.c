@@ -30,6 +30,8 @@ typedef struct AddedHeaders
 	char		sequence[16];
 } AddedHeaders;
 
+static const AddedHeaders none_added;
+
 static bool
 valid_token(const char *token, size_t len)
 {
@@ -335,14 +337,13 @@ broker_message_publish_batch(BrokerLink *link, BrokerTrash *trash, const BrokerM
 void
 broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message)
 {
-	const AddedHeaders none = {.count = 0};
-	int64_t		size = wire_size(message, &none);
+	int64_t		size = wire_size(message, &none_added);
 	char		unused[BROKER_TEXT_SIZE];
 	natsMsg    *msg = NULL;
 
 	if (atomic_load(&link->dead) || !check_message(link, message, size, unused) ||
 		atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT ||
-		make_message(message, &none, size, NULL, &msg) != NATS_OK)
+		make_message(message, &none_added, size, NULL, &msg) != NATS_OK)
 		return;
 	/* No slot has this number: what the pump may have to tell is nobody's. */
 	if (link->pumped)

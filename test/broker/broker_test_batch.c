@@ -42,7 +42,7 @@ publish_batch(Broker *broker, const char *subject, int count, int first_id, Oddi
 	{
 		snprintf(ids[i], sizeof(ids[i]), "%d-batched-%d", (int) getpid(), first_id + i);
 		headers[i] = (BrokerHeader) {"Nats-Msg-Id", ids[i]};
-		messages[i] = (BrokerMessage) {subject, &headers[i], 1, data, 100};
+		messages[i] = (BrokerMessage) {.subject = subject, .headers = &headers[i], .header_count = 1, .data = data, .data_len = 100};
 		list[i] = &messages[i];
 		if (i == odd.at && odd.subject != NULL)
 			messages[i].subject = odd.subject;
