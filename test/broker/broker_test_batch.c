@@ -208,7 +208,7 @@ test_batches(void)
 	{
 		server_api(&server, "$JS.API.STREAM.UPDATE.OUTBOX",
 				   "{\"name\":\"OUTBOX\",\"subjects\":[\"outbox.>\"],\"storage\":\"file\",\"max_msg_size\":4000,"
-				   "\"duplicate_window\":120000000000,\"allow_atomic\":true}");
+				   "\"duplicate_window\":120000000000,\"allow_atomic\":true,\"allow_msg_ttl\":true}");
 		broker = broker_create();
 		config = base_config(&server);
 		config.ack_timeout_ms = 2000;
