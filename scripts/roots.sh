@@ -26,9 +26,10 @@ TRUSTED=/etc/ssl/certs/ca-certificates.crt
 ROOTS=
 
 # make_root SUITE [NAME]: a minimal system, which $ROOT_DIR then names. It is called NAME if
-# no other row may get what will be in it. This machine's way to the mirror (a proxy, what it thinks of dates) is also the root's, and so is whom it trusts: the proxy may
-# show a certificate of its own to npm, too. Nobody minds losing the system when the machine crashes, so
-# dpkg needn't wait for the disk.
+# no other row may get what will be in it. This machine's way to the mirror (a proxy, what it
+# thinks of dates) is also the root's, and so is whom it trusts: the proxy may show a certificate
+# of its own to npm, too. Nobody minds losing the system when the machine crashes, so dpkg
+# needn't wait for the disk.
 make_root() {
 	ROOT_DIR=${ROOTS:-$WORK/roots}/${2:-$1}
 	if [ ! -e "$ROOT_DIR/etc/debian_version" ]; then

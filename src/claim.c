@@ -18,6 +18,7 @@
 
 #include "backlog.h"
 #include "clock.h"
+#include "encode.h"
 
 PG_FUNCTION_INFO_V1(outbox_claim);
 PG_FUNCTION_INFO_V1(outbox_settle);
@@ -70,6 +71,11 @@ headers_of(const OutboxEvent *event)
 	{
 		push_string(&state, WJB_KEY, event->message.headers[i].key);
 		push_string(&state, WJB_VALUE, event->message.headers[i].value);
+	}
+	if (event->message.ttl != NULL)
+	{
+		push_string(&state, WJB_KEY, OUTBOX_TTL_HEADER);
+		push_string(&state, WJB_VALUE, event->message.ttl);
 	}
 	return JsonbPGetDatum(JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL)));
 }

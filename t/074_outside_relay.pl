@@ -152,6 +152,18 @@ like($three->{stderr}, qr/lease of this session's aggregates is lost/, 'what it 
 $three->{stderr} = '';
 is($node->safe_psql($db, q{SELECT count(*) FROM outbox.events WHERE publish_state <> 'published'}), 0, 'everything is published');
 $three->query_safe('SELECT count(*) FROM outbox.claim()');
+$node->safe_psql($db, q{SELECT outbox.enqueue('ttl', i::text, 'e', '{}', headers => '{"Nats-TTL": "1h"}') FROM generate_series(1, 100) i});
+my $ttl;
+ok(wait_until(
+		20,
+		sub {
+			($ttl) = grep { $_ ne '' } map { $_->query_safe(q{WITH c AS MATERIALIZED (SELECT * FROM outbox.claim(100))
+				SELECT DISTINCT headers ->> 'Nats-TTL' FROM c, outbox.settle(ARRAY(SELECT position FROM c))}) } $one, $three;
+			return defined $ttl;
+		}),
+	'sessions claim what has a time to live');
+is($ttl, '1h', '... which is among the headers');
+ok(wait_until(20, sub { drain($_) foreach $one, $three; $node->safe_psql($db, q{SELECT count(*) FROM outbox.events WHERE publish_state <> 'published'}) == 0 }), 'those of the other session, too');
 
 # ---- beside a relay process
 
