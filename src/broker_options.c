@@ -100,6 +100,16 @@ tls_alert(natsStatus status)
 }
 
 /*
+ * Or even that doesn't come: the server has closed the socket before we wrote to
+ * it, and OpenSSL knows no reason for what a socket does.
+ */
+static bool
+tls_silence(const char *words)
+{
+	return strstr(words, "SSL_write") != NULL && strstr(words, "(null)") != NULL;
+}
+
+/*
  * The library's words for a failure of a call by this thread, with names of
  * settings for those of files.
  */
@@ -120,6 +130,11 @@ broker_options_error(const BrokerSettings *settings, natsStatus status, char *er
 	if (alert != NULL)
 	{
 		broker_text(error, "TLS connection ended: %s", alert);
+		return;
+	}
+	if (tls_silence(words))
+	{
+		broker_text(error, "TLS connection ended after the handshake, perhaps for want of a client certificate that the server trusts");
 		return;
 	}
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

@@ -131,8 +131,8 @@ $node->safe_psql($db, q{SELECT pg_create_restore_point('moment')});
 my $before = $count;
 ok(events($node, 50), 'and behind it');
 my $highest = (sort map { $_->{headers}{'ce-sequence'} } $nats->dump('OUTBOX'))[-1];
-$node->safe_psql($db, 'SELECT pg_switch_wal()');
-ok(wait_for_query($node, $db, q{SELECT last_archived_wal >= pg_walfile_name(pg_current_wal_lsn() - 1) FROM pg_stat_archiver}), 'the WAL is archived');
+my $segment = $node->safe_psql($db, 'SELECT pg_walfile_name(pg_switch_wal())');
+ok(wait_for_query($node, $db, "SELECT last_archived_wal >= '$segment' FROM pg_stat_archiver"), 'the WAL is archived');
 my ($wal) = $node->safe_psql($db, 'SHOW archive_command') =~ /"(.*)\/%f"/;
 $node->stop;
 

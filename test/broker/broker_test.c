@@ -342,6 +342,7 @@ main(int argc, char **argv)
 	};
 	sigset_t	all;
 
+	go_on_in_child();
 	sigfillset(&all);
 	sigdelset(&all, SIGINT);
 	sigdelset(&all, SIGTERM);

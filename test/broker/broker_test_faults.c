@@ -381,6 +381,27 @@ test_faults(void)
 
 /* TLS is driven by a thread of its own, so all that matters is told once more. */
 /* A process that stood still sends nothing of what it had left to the pump. */
+/* The whole process stands still, and its threads go on in any order. */
+static void
+stand_still(int ms)
+{
+	pid_t		self = getpid();
+	pid_t		helper = fork();
+
+	if (helper == 0)
+	{
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+		{
+			usleep((useconds_t) ms * 1000);
+			kill(self, SIGCONT);
+		}
+	}
+	raise(SIGSTOP);
+	kill(helper, SIGKILL);
+	waitpid(helper, NULL, 0);
+}
+
 static void
 test_pause(Broker *broker, BrokerConfig *config)
 {
@@ -394,7 +415,7 @@ test_pause(Broker *broker, BrokerConfig *config)
 	tally_reset();
 	for (int i = 0; i < 10; i++)
 		(void) publish(broker, "outbox.late", NULL, NULL, 10);
-	usleep(300000);
+	stand_still(300);
 	broker_flush(broker);
 	ok(wait_quiet(broker, 5000) && tally.count[BROKER_LOST] == 10, "TLS: messages that waited too long are lost with their connection");
 	ok(works(broker) && tally.max_sequence == sequence + 20, "TLS: none of them is in the stream");

@@ -79,6 +79,7 @@ extern char publish_error[BROKER_TEXT_SIZE];
 extern int64_t clock_us(void);
 extern int	open_descriptors(void);
 extern int	open_threads(void);
+extern void go_on_in_child(void);
 extern void ok(bool passed, const char *format,...) __attribute__((format(printf, 2, 3)));
 extern int	done_testing(void);
 
