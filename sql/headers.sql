@@ -33,6 +33,10 @@ FROM unnest(ARRAY['X: Y', 'X Y', E'X\r\nZ', E'X\tY', 'X:', '', 'é', '(x)', 'a/b
 SELECT value, pg_temp.with_headers('ttl', jsonb_build_object('Nats-TTL', value)) FROM unnest(ARRAY['never', '3600', '1h30m', '999999999s']) value;
 SELECT pg_temp.with_headers('bad', jsonb_build_object('Nats-TTL', value)) FROM unnest(ARRAY['', '1 h', '1d', '500ms', '-1', '0', '277778h']) value;
 
+-- a schedule
+SELECT pg_temp.with_headers('bad', jsonb_build_object('Nats-Schedule', value)) FROM unnest(ARRAY['@not_before', '@at 2030-01-01T00:00:00Z']) value;
+SELECT outbox.enqueue('headers', 'schedule', 'e', '{}', headers => '{"Nats-Schedule": "@not_before"}', not_before => now()) IS NOT NULL AS scheduled;
+
 -- extension attributes of CloudEvents
 SELECT key, pg_temp.with_headers('attribute', jsonb_build_object(key, 'v'))
 FROM unnest(ARRAY['ce-tenant', 'ce-9', 'ce-subjects', 'ce-x' || repeat('k', 19)]) key;

@@ -189,7 +189,7 @@ broker_publish(Broker *broker, const BrokerMessage *message, void *cookie,
 	result = broker_message_publish(broker->link, &broker->trash, message, (uint32_t) slot,
 									broker->flight.slots[slot].generation, error_text);
 	if (result == BROKER_PUBLISH_OK)
-		broker_flight_begin(&broker->flight, slot, 1, cookie, now_us, message->subject);
+		broker_flight_begin(&broker->flight, slot, 1, cookie, now_us, broker_message_subject(broker->link, message));
 	else
 		broker_flight_give_back(&broker->flight, slot);
 	if (result == BROKER_PUBLISH_REFUSED)
@@ -210,7 +210,7 @@ broker_publish_batch(Broker *broker, const BrokerMessage *const *messages, int c
 	result = broker_message_publish_batch(broker->link, &broker->trash, messages, count, (uint32_t) slot,
 										  broker->flight.slots[slot].generation, error_text);
 	if (result == BROKER_PUBLISH_OK)
-		broker_flight_begin(&broker->flight, slot, count, cookie, now_us, messages[count - 1]->subject);
+		broker_flight_begin(&broker->flight, slot, count, cookie, now_us, broker_message_subject(broker->link, messages[count - 1]));
 	else
 		broker_flight_give_back(&broker->flight, slot);
 	return result;
@@ -263,6 +263,7 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 		status->discards_unwanted = broker->stream.discards_unwanted;
 		status->takes_batches = broker->stream.takes_batches;
 		status->takes_ttl = broker->stream.takes_ttl;
+		status->takes_schedules = broker->stream.takes_schedules;
 	}
 	else
 		memcpy(status->text, broker->offline_text, BROKER_TEXT_SIZE);

@@ -42,6 +42,7 @@ typedef struct BrokerConfig
 	const char *inbox_prefix;	/* of reply subjects, literal tokens; NULL or "": "_INBOX" */
 	const char *stream;			/* every ack must name this stream */
 	const char *stream_subjects;	/* subject a created stream listens to, "outbox.>" */
+	const char *schedule_subjects;	/* of all schedule_subjects, "outbox.schedules.*"; NULL or "": there are none */
 	bool		stream_create;	/* create the stream if it is missing, one that takes batches if
 								 * the server knows them */
 	int			duplicate_window_ms;	/* of a created stream */
@@ -66,6 +67,9 @@ typedef struct BrokerMessage
 	const BrokerHeader *headers;
 	int			header_count;
 	const char *ttl;			/* Nats-TTL, sent where the stream takes it; NULL: none */
+	const char *schedule;		/* Nats-Schedule, where the stream takes it: "@at ..."; NULL: none. The stream has
+								 * the message under schedule_subject until then */
+	const char *schedule_subject;
 	const void *data;
 	int			data_len;
 } BrokerMessage;
@@ -114,6 +118,7 @@ typedef struct BrokerStatus
 	int			batches_in_flight;
 	bool		takes_batches;	/* ONLINE: the stream does */
 	bool		takes_ttl;		/* ONLINE: the stream takes a time to live for each message */
+	bool		takes_schedules;	/* ONLINE: the stream keeps messages until their time */
 	int64_t		duplicate_window_ms;	/* ONLINE: the stream's; 0: unknown */
 	bool		discards_unwanted;	/* ONLINE: the stream keeps only what a consumer waits for */
 	char		server[BROKER_TEXT_SIZE];	/* URL connected to, without credentials */

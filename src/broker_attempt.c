@@ -25,6 +25,7 @@
 #include <string.h>
 
 #include "broker_internal.h"
+#include "pause.h"
 
 /*
  * A request that is not permitted is answered by a bare "-ERR" and would wait
@@ -165,6 +166,18 @@ create_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js, jsOptions *
 		note_stream_trouble(attempt, nc, "create", status, code);
 }
 
+/* Whether what a schedule is stored under belongs to the stream. */
+static bool
+has_schedule_subjects(const BrokerConfig *config, const jsStreamConfig *stream)
+{
+	for (int i = 0; i < stream->SubjectsLen; i++)
+	{
+		if (outbox_pause_matches(stream->Subjects[i], config->schedule_subjects))
+			return true;
+	}
+	return false;
+}
+
 static void
 look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 {
@@ -184,6 +197,8 @@ look_after_stream(BrokerAttempt *attempt, natsConnection *nc, jsCtx *js)
 		attempt->stream.discards_unwanted = info->Config->Retention == js_InterestPolicy;
 		answer = ask(config, nc, "INFO", "");
 		note_abilities(&attempt->stream, answer);
+		attempt->stream.takes_schedules = answer != NULL && says(answer, "\"allow_msg_schedules\":true") &&
+			has_schedule_subjects(config, info->Config);
 		natsMsg_Destroy(answer);
 	}
 	else if (code != JSStreamNotFoundErr)

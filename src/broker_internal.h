@@ -107,6 +107,7 @@ typedef struct BrokerStream
 	bool		discards_unwanted;
 	bool		takes_batches;
 	bool		takes_ttl;
+	bool		takes_schedules;
 } BrokerStream;
 
 /* One try at connecting (or, connect false, at the stream only), with its own thread. */
@@ -217,6 +218,7 @@ typedef struct BrokerLink
 	char		server[BROKER_TEXT_SIZE];
 	int			server_index;	/* in the list */
 	bool		takes_ttl;		/* BrokerStream's; main thread only */
+	bool		takes_schedules;
 
 	atomic_bool write_wanted;	/* the library has bytes for the socket */
 	atomic_bool dead;			/* the connection is over, reason is written */
@@ -386,6 +388,7 @@ extern int	broker_denial_subject(const char *text, char *subject, bool *cut);
 
 /* broker_message.c */
 extern bool broker_subject_valid(const char *subject);
+extern const char *broker_message_subject(const BrokerLink *link, const BrokerMessage *message);
 extern BrokerPublishResult broker_message_publish(BrokerLink *link, BrokerTrash *trash,
 												  const BrokerMessage *message, uint32_t slot,
 												  uint32_t generation, char *error_text);

@@ -184,7 +184,10 @@ note_stream(Broker *broker, const BrokerAttempt *attempt)
 		memcpy(broker->stream_text, attempt->stream_text, BROKER_TEXT_SIZE);
 		broker->stream = attempt->stream;
 		if (broker->link != NULL)
+		{
 			broker->link->takes_ttl = broker->stream.takes_ttl;
+			broker->link->takes_schedules = broker->stream.takes_schedules;
+		}
 	}
 	if (broker->stream_text[0] != '\0')
 		back_off(broker, &broker->recheck);

@@ -13,8 +13,8 @@
 /* The server's limit for a protocol line, less the verb and the sizes in it. */
 #define MAX_SUBJECT_LEN (4096 - 48 - BROKER_REPLY_SUBJECT_SIZE)
 
-/* Those for a message's place in a batch, and its time to live. */
-#define ADDED_HEADERS 4
+/* Those for a message's place in a batch, its schedule, and its time to live. */
+#define ADDED_HEADERS 6
 
 /* Headers of up to so many bytes are put together on the stack. */
 #define PACKED_SIZE 2048
@@ -93,15 +93,29 @@ wire_size(const BrokerMessage *message, const AddedHeaders *added)
 	return (int64_t) size;
 }
 
+static bool
+is_scheduled(const BrokerLink *link, const BrokerMessage *message)
+{
+	return message->schedule != NULL && link->takes_schedules;
+}
+
+/* Where the message goes at first. */
+const char *
+broker_message_subject(const BrokerLink *link, const BrokerMessage *message)
+{
+	return is_scheduled(link, message) ? message->schedule_subject : message->subject;
+}
+
 /* False, and error_text says why, if the message can't be sent as it is. */
 static bool
 check_message(const BrokerLink *link, const BrokerMessage *message, int64_t size, char *error_text)
 {
 	int64_t		max_payload = atomic_load(&link->max_payload);
+	const char *subject = broker_message_subject(link, message);
 
-	if (!broker_subject_valid(message->subject))
+	if (!broker_subject_valid(subject) || !broker_subject_valid(message->subject))
 	{
-		broker_text(error_text, "\"%.200s\" is no subject one can publish to", message->subject);
+		broker_text(error_text, "\"%.200s\" is no subject one can publish to", subject);
 		return false;
 	}
 	for (int i = 0; i < message->header_count; i++)
@@ -203,11 +217,12 @@ set_headers(natsMsg *msg, const BrokerMessage *message, const AddedHeaders *adde
 
 /* size: as of wire_size(). */
 static natsStatus
-make_message(const BrokerMessage *message, const AddedHeaders *added, int64_t size, const char *reply_subject, natsMsg **msg)
+make_message(const BrokerMessage *message, const char *subject, const AddedHeaders *added, int64_t size, const char *reply_subject,
+			 natsMsg **msg)
 {
 	natsStatus	status;
 
-	status = natsMsg_Create(msg, message->subject, reply_subject, message->data, message->data_len);
+	status = natsMsg_Create(msg, subject, reply_subject, message->data, message->data_len);
 	if (status == NATS_OK)
 		status = set_headers(*msg, message, added, size - message->data_len);
 	if (status != NATS_OK)
@@ -224,7 +239,7 @@ hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, co
 		  const char *reply_subject, uint32_t slot, uint32_t generation, char *error_text)
 {
 	natsMsg    *msg = NULL;
-	natsStatus	status = make_message(message, added, size, reply_subject, &msg);
+	natsStatus	status = make_message(message, broker_message_subject(link, message), added, size, reply_subject, &msg);
 
 	if (status == NATS_OK && link->pumped)
 		return broker_pump_publish(link, msg, size, slot, generation);
@@ -243,13 +258,20 @@ hand_over(BrokerLink *link, BrokerTrash *trash, const BrokerMessage *message, co
 	return BROKER_PUBLISH_REFUSED;
 }
 
-/* A stream that doesn't take it would refuse the message. */
+/* A stream that doesn't take them would refuse the message. What is scheduled begins to live at its time. */
 static void
 begin_added(AddedHeaders *added, const BrokerLink *link, const BrokerMessage *message)
 {
+	bool		scheduled = is_scheduled(link, message);
+
 	added->count = 0;
+	if (scheduled)
+	{
+		added->list[added->count++] = (BrokerHeader) {"Nats-Schedule", message->schedule};
+		added->list[added->count++] = (BrokerHeader) {"Nats-Schedule-Target", message->subject};
+	}
 	if (message->ttl != NULL && link->takes_ttl)
-		added->list[added->count++] = (BrokerHeader) {"Nats-TTL", message->ttl};
+		added->list[added->count++] = (BrokerHeader) {scheduled ? "Nats-Schedule-TTL" : "Nats-TTL", message->ttl};
 }
 
 /* Main thread. */
@@ -343,7 +365,7 @@ broker_message_announce(BrokerLink *link, BrokerTrash *trash, const BrokerMessag
 
 	if (atomic_load(&link->dead) || !check_message(link, message, size, unused) ||
 		atomic_load(&link->unsent_bytes) > BROKER_MAX_UNSENT ||
-		make_message(message, &none_added, size, NULL, &msg) != NATS_OK)
+		make_message(message, message->subject, &none_added, size, NULL, &msg) != NATS_OK)
 		return;
 	/* No slot has this number: what the pump may have to tell is nobody's. */
 	if (link->pumped)

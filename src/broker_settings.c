@@ -105,6 +105,7 @@ settings_free(BrokerSettings *settings)
 	free((char *) config->inbox_prefix);
 	free((char *) config->stream);
 	free((char *) config->stream_subjects);
+	free((char *) config->schedule_subjects);
 	for (int i = 0; i < settings->server_count; i++)
 	{
 		free(settings->servers[i].url);
@@ -135,6 +136,7 @@ broker_settings_create(const BrokerConfig *config)
 	settings->config.inbox_prefix = copy_string(config->inbox_prefix, &ok);
 	settings->config.stream = copy_string(config->stream, &ok);
 	settings->config.stream_subjects = copy_string(config->stream_subjects, &ok);
+	settings->config.schedule_subjects = copy_string(config->schedule_subjects, &ok);
 	if (!ok || !read_servers(settings))
 	{
 		settings_free(settings);
@@ -180,6 +182,7 @@ broker_settings_equal(const BrokerSettings *settings, const BrokerConfig *config
 		same_string(mine->inbox_prefix, config->inbox_prefix) &&
 		same_string(mine->stream, config->stream) &&
 		same_string(mine->stream_subjects, config->stream_subjects) &&
+		same_string(mine->schedule_subjects, config->schedule_subjects) &&
 		mine->stream_create == config->stream_create &&
 		mine->duplicate_window_ms == config->duplicate_window_ms &&
 		mine->ack_timeout_ms == config->ack_timeout_ms &&

@@ -42,7 +42,8 @@ typedef enum Outcome
 	APPLIED,
 	DUPLICATE,
 	FAILED,
-	PARKED
+	PARKED,
+	SCHEDULED					/* no event yet: the stream delivers it in its time */
 } Outcome;
 
 typedef struct Handled
@@ -185,11 +186,15 @@ try_message(const Consumer *consumer, Datum message, bool with_inbox, bool check
 static Outcome
 handle(Consumer *consumer, QueuedMessage *queued, bool alone, bool counted_before, bool *counted)
 {
-	Datum		message = outbox_consumer_message(consumer, queued);
+	Datum		message;
 	OutboxConsumerFailure failure = {0};
-	Outcome		result = try_message(consumer, message, true, alone, &failure);
+	Outcome		result;
 
 	*counted = false;
+	if (outbox_consumer_header(queued->message, "Nats-Schedule") != NULL)
+		return SCHEDULED;
+	message = outbox_consumer_message(consumer, queued);
+	result = try_message(consumer, message, true, alone, &failure);
 	if (result != FAILED)
 	{
 		if (queued->attempts > 0)
@@ -228,7 +233,8 @@ settle(Consumer *consumer, const Handled *item, int64 now)
 		&consumer->self->applied, &consumer->self->duplicates, &consumer->self->failures, &consumer->self->parked};
 	sigset_t	saved;
 
-	pg_atomic_fetch_add_u64(counters[item->result], 1);
+	if (item->result != SCHEDULED)
+		pg_atomic_fetch_add_u64(counters[item->result], 1);
 	if (item->result == FAILED)
 	{
 		queued->provisional = false;

@@ -432,8 +432,8 @@ outbox_encode_check_header_key(const char *key)
 		if (!is_header_key_char((unsigned char) *p))
 			return "contains a character other than letters, digits and !#$%&'*+-.^_`|~";
 	}
-	if (starts_with_nocase(key, "nats-") && strcmp(key, OUTBOX_TTL_HEADER) != 0)
-		return "starts with \"Nats-\", which is reserved for NATS, but for \"" OUTBOX_TTL_HEADER "\"";
+	if (starts_with_nocase(key, "nats-") && strcmp(key, OUTBOX_TTL_HEADER) != 0 && strcmp(key, OUTBOX_SCHEDULE_HEADER) != 0)
+		return "starts with \"Nats-\", which is reserved for NATS, but for \"" OUTBOX_TTL_HEADER "\" and \"" OUTBOX_SCHEDULE_HEADER "\"";
 	if (starts_with_nocase(key, "ce-"))
 		return "starts with \"ce-\", which is reserved for CloudEvents attributes";
 	if (outbox_encode_same_header_key(key, "Content-Type"))

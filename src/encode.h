@@ -51,15 +51,19 @@ extern int	outbox_encode_stream_subjects(const char *template, char *out, size_t
 /* A subject given by the user: publishable (no wildcards, blanks, control characters, empty tokens, leading "$" or "_INBOX"). */
 extern const char *outbox_encode_check_subject(const char *subject);
 
-/* The one header of NATS' own that users may give. */
+/* The headers of NATS' own that users may give. */
 #define OUTBOX_TTL_HEADER "Nats-TTL"
+#define OUTBOX_SCHEDULE_HEADER "Nats-Schedule"
 
-/* A header given by the user. Keys: RFC 9110 tokens, not Nats-* (but Nats-TTL), ce-*, Content-Type. Values: see docs. */
+/* A header given by the user. Keys: RFC 9110 tokens, not Nats-* (but those two), ce-*, Content-Type. Values: see docs. */
 extern const char *outbox_encode_check_header_key(const char *key);
 extern const char *outbox_encode_check_header_value(const char *value);
 
 /* A value of Nats-TTL: "never", seconds, or a duration of hours, minutes, seconds like 1h30m; at least a second, at most some 30 years. */
 extern const char *outbox_encode_check_ttl(const char *value);
+
+/* The one value of Nats-Schedule that an event can have; the server's own syntax has others. */
+#define OUTBOX_SCHEDULE_VALUE "@not_before"
 
 /* Whether receivers may take two valid header keys for the same: letter case doesn't count. */
 extern bool outbox_encode_same_header_key(const char *one, const char *other);

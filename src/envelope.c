@@ -39,6 +39,9 @@ typedef struct Builder
 	size_t		value[MAX_HEADERS];
 	bool		has_ttl;
 	size_t		ttl;
+	bool		has_schedule;
+	size_t		schedule;
+	size_t		schedule_subject;
 } Builder;
 
 static size_t
@@ -200,14 +203,31 @@ add_own_headers(Builder *builder, const OutboxRow *row)
 	add_replay_headers(builder, id);
 }
 
+/* No two events have one subject there: the stream has one schedule for each. */
+static void
+add_schedule(Builder *builder, const OutboxRow *row)
+{
+	char		text[40];
+
+	builder->has_schedule = true;
+	builder->schedule = builder->strings.length;
+	outbox_buffer_put_text(&builder->strings, "@at ");
+	outbox_encode_time(row->not_before, text);
+	(void) add_string(builder, text);
+	builder->schedule_subject = builder->strings.length;
+	outbox_buffer_put_text(&builder->strings, builder->envelope->schedule_prefix);
+	outbox_encode_uuid(row->event_id.data, text);
+	(void) add_string(builder, text);
+}
+
 /*
  * A header of the user's. "ce-name" is an extension attribute, which in bare
  * mode is a header like all others. The trace context is an attribute as well as
  * a header: receivers look for one or the other. The time to live is up to the
- * stream, and counts from when an event is stored first.
+ * stream, and counts from when an event is stored first; so is the schedule.
  */
 static void
-add_user_header(Builder *builder, const char *key, const char *value)
+add_user_header(Builder *builder, const OutboxRow *row, const char *key, const char *value)
 {
 	if (outbox_attribute_has_prefix(key))
 	{
@@ -221,6 +241,12 @@ add_user_header(Builder *builder, const char *key, const char *value)
 	{
 		builder->has_ttl = builder->envelope->replay_id == NULL;
 		builder->ttl = add_string(builder, value);
+		return;
+	}
+	if (strcmp(key, OUTBOX_SCHEDULE_HEADER) == 0)
+	{
+		if (builder->envelope->schedule_prefix != NULL && row->not_before != 0)
+			add_schedule(builder, row);
 		return;
 	}
 	add_header(builder, key, value);
@@ -244,7 +270,7 @@ add_user_headers(Builder *builder, OutboxRow *row)
 	if (outbox_json_enter(&json))
 	{
 		while (outbox_json_key(&json, &key) && outbox_json_string(&json, &value, NULL))
-			add_user_header(builder, key, value);
+			add_user_header(builder, row, key, value);
 	}
 	if (!outbox_json_ended(&json))
 		builder->error = "headers are not a JSON object of strings";
@@ -365,6 +391,8 @@ assemble(const Builder *builder, size_t head, size_t subject, const char *body, 
 	message->headers = headers;
 	message->header_count = builder->count;
 	message->ttl = builder->has_ttl ? strings + builder->ttl : NULL;
+	message->schedule = builder->has_schedule ? strings + builder->schedule : NULL;
+	message->schedule_subject = builder->has_schedule ? strings + builder->schedule_subject : NULL;
 	message->data = strings + builder->strings.length;
 	message->data_len = body_len;
 	return block;
@@ -388,6 +416,7 @@ outbox_envelope_make(const OutboxEnvelope *envelope, OutboxRow *row, size_t head
 	builder.envelope = envelope;
 	builder.count = 0;
 	builder.has_ttl = false;
+	builder.has_schedule = false;
 	builder.error = NULL;
 	empty(&builder.strings);
 	empty(&builder.body);

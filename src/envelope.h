@@ -32,6 +32,7 @@ typedef struct OutboxRow
 	OutboxUuid	event_id;
 	int64_t		occurred_at;	/* microseconds since 1970 */
 	int64_t		created_at;		/* the same */
+	int64_t		not_before;		/* the same; 0: at once, or no time that a stream could be told */
 	bool		has_version;
 	int64_t		aggregate_version;
 	char		payload_kind;
@@ -61,6 +62,7 @@ typedef struct OutboxEnvelope
 	const char *stream;			/* Nats-Expected-Stream */
 	const char *source;			/* ce-source */
 	const char *subject_template;
+	const char *schedule_prefix;	/* of the subjects of messages that a stream keeps until their time; NULL: it never does */
 	const char *subject_prefix;	/* of a replay: put before the subject, with a dot; NULL: none */
 	const char *replay_id;		/* x-replay-batch-id; NULL: this is no replay. A replay's messages have no time to live */
 } OutboxEnvelope;

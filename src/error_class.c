@@ -46,6 +46,7 @@ static const struct
 	{10109, OUTBOX_ERROR_STREAM}, /* sealed */
 	{10118, OUTBOX_ERROR_STREAM}, /* offline */
 	{10167, OUTBOX_ERROR_STREAM}, /* too many requests */
+	{10188, OUTBOX_ERROR_STREAM}, /* message schedules are disabled, since we looked */
 
 	{10054, OUTBOX_ERROR_PERMANENT}, /* larger than the stream's max_msg_size */
 	{10070, OUTBOX_ERROR_PERMANENT}, /* wrong last message id */
@@ -55,6 +56,9 @@ static const struct
 	{10164, OUTBOX_ERROR_PERMANENT}, /* wrong last sequence */
 	{10165, OUTBOX_ERROR_PERMANENT}, /* invalid per-message TTL */
 	{10166, OUTBOX_ERROR_PERMANENT}, /* per-message TTL is disabled */
+	{10189, OUTBOX_ERROR_PERMANENT}, /* invalid schedule */
+	{10190, OUTBOX_ERROR_PERMANENT}, /* invalid target of a schedule: none of the stream's subjects */
+	{10191, OUTBOX_ERROR_PERMANENT}, /* invalid TTL of a schedule */
 };
 
 /*

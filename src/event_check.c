@@ -146,6 +146,8 @@ check_header(const char *key, const char *value)
 	complaint = outbox_encode_check_header_value(outbox_event_utf8(value));
 	if (complaint == NULL && strcmp(key, OUTBOX_TTL_HEADER) == 0)
 		complaint = outbox_encode_check_ttl(value);
+	if (complaint == NULL && strcmp(key, OUTBOX_SCHEDULE_HEADER) == 0 && strcmp(value, OUTBOX_SCHEDULE_VALUE) != 0)
+		complaint = "is not \"" OUTBOX_SCHEDULE_VALUE "\"";
 	if (complaint == NULL && outbox_encode_same_header_key(key, "traceparent"))
 		complaint = outbox_attribute_check_traceparent(value);
 	if (complaint == NULL && outbox_encode_same_header_key(key, "tracestate"))
@@ -203,8 +205,9 @@ append_trace_context(StringInfo out, char **keys, int count)
 
 /* Checks every header and returns them as JSON text, NULL when there are none. */
 static char *
-check_headers(Jsonb *headers)
+check_headers(const OutboxNewEvent *event)
 {
+	Jsonb	   *headers = event->headers;
 	StringInfoData out;
 	char	   *keys[MAX_HEADERS];
 	int			count = 0;
@@ -242,6 +245,11 @@ check_headers(Jsonb *headers)
 			append_header(&out, key, value);
 		}
 	}
+	if (!event->not_before_given && has_key(keys, count, OUTBOX_SCHEDULE_HEADER))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("header \"%s\" needs not_before", OUTBOX_SCHEDULE_HEADER),
+				 errdetail("It lets the stream keep the event until then.")));
 	append_trace_context(&out, keys, count);
 	if (out.len == 0)
 		return NULL;
@@ -296,6 +304,6 @@ outbox_event_check(OutboxNewEvent *event)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("priority %d is out of range", event->priority),
 				 errdetail("It is between %d and %d; higher goes first.", OUTBOX_MIN_PRIORITY, OUTBOX_MAX_PRIORITY)));
-	event->headers_text = check_headers(event->headers);
+	event->headers_text = check_headers(event);
 	check_size(event);
 }

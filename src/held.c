@@ -39,6 +39,18 @@ event_source(void)
 	return source;
 }
 
+/* Of a process that publishes; NULL: who gets the events knows nothing of schedules. */
+static char *schedule_prefix = NULL;
+
+/* Events that may wait with the stream do so, under subjects with this prefix. */
+void
+outbox_held_give_schedules(const char *prefix)
+{
+	if (schedule_prefix != NULL)
+		pfree(schedule_prefix);
+	schedule_prefix = MemoryContextStrdup(TopMemoryContext, prefix);
+}
+
 /* The settings' part of an envelope; its strings live until a setting changes. Needs a transaction at first. */
 void
 outbox_held_envelope(OutboxEnvelope *envelope)
@@ -48,6 +60,7 @@ outbox_held_envelope(OutboxEnvelope *envelope)
 		.stream = outbox_stream,
 		.source = event_source(),
 		.subject_template = outbox_subject_template,
+		.schedule_prefix = schedule_prefix,
 	};
 }
 
@@ -134,7 +147,8 @@ outbox_held_build(OutboxLogRow *log_row)
 	event->claim = -1;
 	event->agg_hash = log_row->agg_hash;
 	event->schedule.position = row->position;
-	event->schedule.not_before = log_row->not_before == 0 ? 0 : outbox_clock_at(log_row->not_before);
+	event->due = log_row->not_before == 0 ? 0 : outbox_clock_at(log_row->not_before);
+	event->schedule.not_before = message.schedule == NULL ? event->due : 0;
 	event->schedule.created = log_row->created_at;
 	event->schedule.priority = log_row->priority;
 	event->schedule.bytes = size;

@@ -16,6 +16,8 @@
 typedef struct OutboxEvent
 {
 	SchedEvent	schedule;		/* first: the scheduler owns and frees the block */
+	int64		due;			/* by the relay's clock, if message.schedule is set: until then the event waits with the
+								 * stream, or here */
 	int			home;			/* in the log, whose ledger twin records it: ring.h */
 	int			claim;			/* index in OutboxDatabase.claimed while in flight */
 	uint64		agg_hash;		/* of type and id; the schedule's key may be another */
@@ -43,6 +45,7 @@ typedef struct OutboxLogRow
 	int			priority;
 } OutboxLogRow;
 
+extern void outbox_held_give_schedules(const char *prefix);
 extern void outbox_held_envelope(OutboxEnvelope *envelope);
 extern OutboxEvent *outbox_held_build(OutboxLogRow *row);
 extern OutboxEvent *outbox_held_broken(int home, int64 position, uint64 agg_hash, const char *why);

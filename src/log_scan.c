@@ -63,6 +63,9 @@ outbox_log_scan_position(const OutboxLogScan *scan)
 	return scan->tuple == NULL ? PG_INT64_MAX : outbox_log_scan_int64(scan, scan->tuple, LOG_POSITION, 0);
 }
 
+/* The year 10000, which RFC 3339 doesn't have; infinity is later. */
+#define END_OF_TIMES INT64CONST(252455616000000000)
+
 static char *
 text_of(const Datum *values, const bool *nulls, int column)
 {
@@ -88,6 +91,7 @@ outbox_log_scan_head(const OutboxLogScan *scan, HeapTuple tuple, OutboxLogRow *r
 	memcpy(event->event_id.data, DatumGetUUIDP(values[LOG_EVENT_ID - 1])->data, sizeof(event->event_id.data));
 	event->occurred_at = outbox_unix_us(DatumGetTimestampTz(values[LOG_OCCURRED_AT - 1]));
 	event->created_at = outbox_unix_us(row->created_at);
+	event->not_before = row->not_before == 0 || row->not_before >= END_OF_TIMES ? 0 : outbox_unix_us(row->not_before);
 	event->has_version = !nulls[LOG_AGGREGATE_VERSION - 1];
 	event->aggregate_version = event->has_version ? DatumGetInt64(values[LOG_AGGREGATE_VERSION - 1]) : 0;
 	event->payload_kind = DatumGetChar(values[LOG_PAYLOAD_KIND - 1]);

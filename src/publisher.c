@@ -33,6 +33,10 @@
 /* A batch is no larger, as the server holds all of it until it is complete. */
 #define MAX_RUN_BYTES (1024 * 1024)
 
+/* What is behind the events' own first tokens in such a subject. */
+#define SCHEDULES "schedules."
+#define SCHEDULES_SIZE (OUTBOX_MAX_TEMPLATE + 3 + sizeof(SCHEDULES))
+
 static OutboxRelay *exiting_relay = NULL;
 
 /* on_proc_exit, after shared memory is detached: nothing else needs the library any more. */
@@ -74,12 +78,26 @@ outbox_publisher_start(OutboxRelay *relay)
 /* What log_change() has said of the connection's trouble. */
 static OutboxComplaint complaint;
 
+/* The subjects of messages that the stream keeps until their time: beside the events', "outbox.schedules.*" with "outbox.>". */
+static void
+name_schedules(const char *stream_subjects, char *schedules)
+{
+	size_t		length = strcspn(stream_subjects, ">");
+
+	/* A template that is all literal has no dot at its end. */
+	snprintf(schedules, SCHEDULES_SIZE, "%.*s%s" SCHEDULES, (int) length, stream_subjects,
+			 stream_subjects[length] == '\0' ? "." : "");
+	outbox_held_give_schedules(schedules);
+	strcat(schedules, "*");
+}
+
 /* Hands the settings over; after a reload too. */
 void
 outbox_publisher_configure(OutboxRelay *relay)
 {
 	static char *url = NULL;	/* that the complaint is about */
 	char		subjects[OUTBOX_MAX_TEMPLATE + 2];
+	char		schedules[SCHEDULES_SIZE];
 	sigset_t	saved;
 	bool		ok;
 	BrokerConfig config = {
@@ -94,6 +112,7 @@ outbox_publisher_configure(OutboxRelay *relay)
 		.inbox_prefix = outbox_inbox_prefix,
 		.stream = outbox_stream,
 		.stream_subjects = subjects,
+		.schedule_subjects = schedules,
 		.stream_create = outbox_stream_create,
 		.duplicate_window_ms = DUPLICATE_WINDOW_MS,
 		.ack_timeout_ms = outbox_ack_timeout,
@@ -106,6 +125,7 @@ outbox_publisher_configure(OutboxRelay *relay)
 
 	if (outbox_encode_stream_subjects(outbox_subject_template, subjects, sizeof(subjects)) < 0)
 		elog(ERROR, "subject template is too long");
+	name_schedules(subjects, schedules);
 	outbox_signals_block(&saved);
 	ok = broker_configure(relay->broker, &config);
 	outbox_signals_restore(&saved);
@@ -206,17 +226,25 @@ is_paused(const OutboxRelay *relay, const OutboxEvent *event)
 		outbox_pause_holds(&relay->pauses, event->aggregate_type, event->message.subject);
 }
 
-/* The next head that isn't paused; paused ones wait until the pauses change. */
+/*
+ * The next head that can go. Paused ones wait until the pauses change; what the
+ * stream was to keep until its time waits here, if the stream doesn't do that.
+ */
 static OutboxEvent *
-next_event(OutboxRelay *relay, int64 now)
+next_event(OutboxRelay *relay, const BrokerStatus *status, int64 now)
 {
 	OutboxEvent *event;
 
 	while ((event = (OutboxEvent *) outbox_schedule_next(relay->schedule, now)) != NULL)
 	{
-		if (!is_paused(relay, event))
+		if (event->message.schedule != NULL && event->due <= now)
+			event->message.schedule = NULL;
+		if (is_paused(relay, event))
+			outbox_schedule_retry(relay->schedule, &event->schedule, PG_INT64_MAX, event->schedule.failures);
+		else if (event->message.schedule != NULL && !status->takes_schedules)
+			outbox_schedule_postpone(relay->schedule, &event->schedule, event->due, event->schedule.failures);
+		else
 			return event;
-		outbox_schedule_retry(relay->schedule, &event->schedule, PG_INT64_MAX, event->schedule.failures);
 	}
 	return NULL;
 }
@@ -226,7 +254,7 @@ static bool
 fits_run(const OutboxRelay *relay, const OutboxEvent *event, const OutboxEvent *first, int64 now)
 {
 	return !event->alone && !event->has_delivery && event->attempts == 0 && event->schedule.failures == 0 &&
-		event->broken == NULL && event->schedule.not_before <= now &&
+		event->broken == NULL && event->schedule.not_before <= now && event->message.schedule == NULL &&
 		event->schedule.priority == first->schedule.priority && !is_paused(relay, event);
 }
 
@@ -335,7 +363,7 @@ outbox_publisher_send(OutboxRelay *relay)
 		{
 			int			count;
 
-			event = next_event(relay, now);
+			event = next_event(relay, &status, now);
 			if (event == NULL)
 				break;
 			without_ttl = without_ttl || (event->message.ttl != NULL && !status.takes_ttl);

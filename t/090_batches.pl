@@ -6,7 +6,6 @@
 use strict;
 use warnings;
 
-use IO::Socket::INET;
 use JSON::PP;
 use OutboxTest;
 use PostgreSQL::Test::Utils;
@@ -95,25 +94,12 @@ all_right('after all that');
 
 # ---------------------------------------------------------------- one of many is refused
 
-# A request to JetStream in its own JSON: natstool knows nothing of batches.
-sub request
-{
-	my ($subject, $json) = @_;
-	my $socket = IO::Socket::INET->new(PeerAddr => '127.0.0.1:' . $nats->port, Timeout => 5);
-	my $answer = '';
-
-	printf $socket "CONNECT {\"verbose\":false}\r\nSUB _A 1\r\nPUB %s _A %d\r\n%s\r\n", $subject, length($json), $json;
-	sysread($socket, $answer, 65536, length($answer)) while $answer !~ /_response"/;
-	die "$subject: $answer" if $answer =~ /"error"/;
-	return;
-}
-
 # The limit of a message, and whether batches are taken: "true" or "false".
 sub update_stream
 {
 	my ($max, $batches) = @_;
 
-	request('$JS.API.STREAM.UPDATE.OUTBOX',
+	$nats->api('STREAM.UPDATE.OUTBOX',
 		qq({"name":"OUTBOX","subjects":["outbox.>"],"storage":"file","max_msg_size":$max,"duplicate_window":120000000000,"allow_atomic":$batches,"allow_msg_ttl":true}));
 	return;
 }

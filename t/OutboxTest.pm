@@ -329,6 +329,19 @@ sub start_tool
 	return $handle;
 }
 
+# A request to JetStream, "STREAM.CREATE.X", in its own JSON: natstool knows nothing of what newer servers can.
+sub api
+{
+	my ($self, $what, $json) = @_;
+	my $socket = IO::Socket::INET->new(PeerAddr => "$self->{host}:$self->{port}", Timeout => 5);
+	my $answer = '';
+
+	printf $socket "CONNECT {\"verbose\":false}\r\nSUB _A 1\r\nPUB \$JS.API.%s _A %d\r\n%s\r\n", $what, length($json), $json;
+	sysread($socket, $answer, 65536, length($answer)) while $answer !~ /_response"/;
+	croak "$what: $answer" if $answer =~ /"error"/;
+	return;
+}
+
 # What the monitoring port tells: "connz", "jsz?streams=true&config=true", ...
 sub monitor
 {

@@ -30,7 +30,7 @@ valid_key(const char *key)
 	size_t		length = strlen(key);
 
 	return length > 0 && length <= OUTBOX_MAX_HEADER_KEY && strspn(key, token) == length &&
-		(strncasecmp(key, "nats-", 5) != 0 || strcmp(key, "Nats-TTL") == 0) && strncasecmp(key, "ce-", 3) != 0 && strcasecmp(key, "content-type") != 0;
+		(strncasecmp(key, "nats-", 5) != 0 || strcmp(key, "Nats-TTL") == 0 || strcmp(key, "Nats-Schedule") == 0) && strncasecmp(key, "ce-", 3) != 0 && strcasecmp(key, "content-type") != 0;
 }
 
 /* Neither empty nor changed by any receiver. */

@@ -5,8 +5,8 @@
  *	  or payload can add a protocol line or a header.
  *
  * Input: two bytes of max_payload, a byte with the number of headers and, in
- * its highest bits, whether there is a time to live and whether the stream takes it, that,
- * the subject, keys and values with NULs between, and the payload.
+ * its highest bits, whether there is a time to live and a schedule and whether the stream takes them;
+ * these, the subject, keys and values with NULs between, and the payload.
  */
 #include <string.h>
 
@@ -15,6 +15,7 @@
 #include "reference.h"
 
 #define MAX_HEADERS 5
+#define MAX_ADDED 3
 #define LINE_LIMIT 4096			/* max_control_line of the server */
 
 typedef struct Message
@@ -22,6 +23,7 @@ typedef struct Message
 	BrokerMessage message;
 	BrokerHeader headers[MAX_HEADERS];
 	bool		takes_ttl;
+	bool		takes_schedules;
 } Message;
 
 static void
@@ -32,7 +34,10 @@ take_message(FuzzInput *input, Message *message)
 	size_t		length;
 
 	message->takes_ttl = (byte & 0x80) != 0;
+	message->takes_schedules = (byte & 0x20) != 0;
 	message->message.ttl = (byte & 0x40) != 0 ? fuzz_take_text(input) : NULL;
+	message->message.schedule = (byte & 0x10) != 0 ? fuzz_take_text(input) : NULL;
+	message->message.schedule_subject = (byte & 0x10) != 0 ? fuzz_take_text(input) : NULL;
 	message->message.subject = fuzz_take_text(input);
 	for (int i = 0; i < count; i++)
 	{
@@ -56,6 +61,8 @@ free_message(Message *message)
 	}
 	free((char *) message->message.subject);
 	free((char *) message->message.ttl);
+	free((char *) message->message.schedule);
+	free((char *) message->message.schedule_subject);
 	free((void *) message->message.data);
 }
 
@@ -82,14 +89,40 @@ same_value(const char *read, const char *value)
 	return same;
 }
 
-static void
-check_published(const BrokerLink *link, const BrokerMessage *message, int64_t max_payload)
+static const char *
+subject_of(const Message *message)
 {
+	return message->message.schedule != NULL && message->takes_schedules ? message->message.schedule_subject : message->message.subject;
+}
+
+/* The headers behind the message's own. */
+static int
+added_headers(const Message *message, BrokerHeader *added)
+{
+	bool		scheduled = message->message.schedule != NULL && message->takes_schedules;
+	int			count = 0;
+
+	if (scheduled)
+	{
+		added[count++] = (BrokerHeader) {"Nats-Schedule", message->message.schedule};
+		added[count++] = (BrokerHeader) {"Nats-Schedule-Target", message->message.subject};
+	}
+	if (message->message.ttl != NULL && message->takes_ttl)
+		added[count++] = (BrokerHeader) {scheduled ? "Nats-Schedule-TTL" : "Nats-TTL", message->message.ttl};
+	return count;
+}
+
+static void
+check_published(const BrokerLink *link, const Message *fuzzed, int64_t max_payload)
+{
+	const BrokerMessage *message = &fuzzed->message;
 	FakePublish publish;
+	BrokerHeader added[MAX_ADDED];
+	int			added_count = added_headers(fuzzed, added);
 
 	property(fake_nats_read(link->nc, &publish));
-	property(strcmp(publish.subject, message->subject) == 0);
-	property(reference_publishable(message->subject));
+	property(strcmp(publish.subject, subject_of(fuzzed)) == 0);
+	property(reference_publishable(publish.subject));
 	property(strcmp(publish.reply, link->reply_subject) == 0);
 	property(publish.line_length <= LINE_LIMIT);
 	property(publish.data_len == (size_t) message->data_len);
@@ -104,26 +137,27 @@ check_published(const BrokerLink *link, const BrokerMessage *message, int64_t ma
 			found |= strcmp(publish.headers[j].key, header->key) == 0 && same_value(publish.headers[j].value, header->value);
 		property(found);
 	}
-	if (message->ttl != NULL && link->takes_ttl)
+	property(publish.header_count == message->header_count + added_count);
+	for (int i = 0; i < added_count; i++)
 	{
-		const BrokerHeader *last = &publish.headers[publish.header_count - 1];
+		const BrokerHeader *read = &publish.headers[message->header_count + i];
 
-		property(publish.header_count == message->header_count + 1);
-		property(strcmp(last->key, "Nats-TTL") == 0 && same_value(last->value, message->ttl));
+		property(strcmp(read->key, added[i].key) == 0 && same_value(read->value, added[i].value));
 	}
-	else
-		property(publish.header_count == message->header_count);
 	fake_nats_free(&publish);
 }
 
 /* The server would have taken it: the relay must not refuse such a one. */
 static bool
-sendable(const BrokerMessage *message, bool takes_ttl, int64_t max_payload)
+sendable(const Message *fuzzed, int64_t max_payload)
 {
-	bool		has_ttl = message->ttl != NULL && takes_ttl;
-	size_t		size = (size_t) message->data_len + (message->header_count > 0 || has_ttl ? 12 : 0) +
-		(has_ttl ? strlen("Nats-TTL: \r\n") + strlen(message->ttl) : 0);
+	const BrokerMessage *message = &fuzzed->message;
+	BrokerHeader added[MAX_ADDED];
+	int			added_count = added_headers(fuzzed, added);
+	size_t		size = (size_t) message->data_len + (message->header_count + added_count > 0 ? 12 : 0);
 
+	for (int i = 0; i < added_count; i++)
+		size += strlen(added[i].key) + strlen(added[i].value) + 4;
 	for (int i = 0; i < message->header_count; i++)
 	{
 		const char *key = message->headers[i].key;
@@ -138,6 +172,7 @@ sendable(const BrokerMessage *message, bool takes_ttl, int64_t max_payload)
 		size += strlen(key) + strlen(message->headers[i].value) + 4;
 	}
 	return reference_publishable(message->subject) && strlen(message->subject) < LINE_LIMIT - 256 &&
+		reference_publishable(subject_of(fuzzed)) && strlen(subject_of(fuzzed)) < LINE_LIMIT - 256 &&
 		(max_payload == 0 || size <= (size_t) max_payload);
 }
 
@@ -157,15 +192,16 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	take_message(&input, &message);
 	link = fake_nats_link(&connection, NULL, max_payload);
 	link->takes_ttl = message.takes_ttl;
+	link->takes_schedules = message.takes_schedules;
 	memset(text, 0x5a, sizeof(text));
 	result = broker_message_publish(link, &trash, &message.message, 1, 2, text);
 	property(result == BROKER_PUBLISH_OK || result == BROKER_PUBLISH_REFUSED);
 	if (result == BROKER_PUBLISH_OK)
-		check_published(link, &message.message, max_payload);
+		check_published(link, &message, max_payload);
 	else
 	{
 		property(connection.bytes == NULL);
-		property(!sendable(&message.message, message.takes_ttl, max_payload));
+		property(!sendable(&message, max_payload));
 		property(text[0] != '\0' && memchr(text, '\0', sizeof(text)) != NULL);
 	}
 	broker_trash_empty(&trash);

@@ -59,6 +59,7 @@ struct Broker
 	int64_t		until;			/* OFFLINE: next attempt; CONNECTING: its end */
 	int			failures;
 	uint64_t	connects;
+	bool		takes_schedules;	/* the stream of this connection */
 	Connection *connection;
 	bool		changed;		/* there is something to tell by broker_poll() */
 	Flight		flights[MAX_FLIGHTS];
@@ -235,6 +236,7 @@ look_after(struct Broker *broker)
 			broker->connects++;
 			broker->failures = 0;
 			set_state(broker, BROKER_ONLINE, SIM_NEVER);
+			broker->takes_schedules = sim_one_in(2);
 			sim_trace("connected", 0);
 		}
 		else
@@ -424,7 +426,8 @@ publish(Broker *broker, const BrokerMessage *const *messages, int count, void *c
 		message->batch = count > 1 ? last_flight + 1 : 0;
 		message->sequence = i + 1;
 		message->commit = i == count - 1;
-		sim_check_sent(message->position, first, bytes_in_flight(broker), broker->in_flight);
+		sim_check_sent(message->position, first, messages[i]->schedule != NULL && broker->takes_schedules, bytes_in_flight(broker),
+					   broker->in_flight);
 		sim_trace("sends position %lld in batch %lld", message->position, message->batch);
 		flight->count++;
 		broker->in_flight++;
@@ -515,6 +518,7 @@ broker_get_status(const Broker *broker, BrokerStatus *status)
 	status->in_flight = broker->in_flight;
 	status->batches_in_flight = broker->batches;
 	status->takes_batches = plan.batches;
+	status->takes_schedules = broker->takes_schedules;
 	strcpy(status->server, "simulation");
 	status->text[0] = '\0';
 	if (broker->state == BROKER_OFFLINE)

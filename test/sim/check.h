@@ -26,7 +26,7 @@ extern void sim_check_owner(uint64_t hash, Xact *xact);	/* a record for this agg
 
 /* Relay and broker. */
 extern void sim_check_built(const Row *row);
-extern void sim_check_sent(int64_t position, int64_t first, int64_t in_flight_bytes, int in_flight);
+extern void sim_check_sent(int64_t position, int64_t first, bool scheduled, int64_t in_flight_bytes, int in_flight);
 extern void sim_check_stored(Row *row);
 extern void sim_check_acked(Row *row);
 extern void sim_check_refusal(Row *row, bool for_good);	/* given to a relay; counts as an attempt */

@@ -106,13 +106,22 @@ outbox_log_scan_event(const OutboxLogScan *scan, HeapTuple tuple, MemoryContext 
 	event->claim = -1;
 	event->agg_hash = row->hash;
 	event->schedule.position = row->position;
-	event->schedule.not_before = row->not_before == 0 ? 0 : sim_self->image->clock_at(row->not_before);
+	event->due = row->not_before == 0 ? 0 : sim_self->image->clock_at(row->not_before);
+	/* Half of them may wait with the stream. */
+	event->message.schedule = row->not_before != 0 && row->position % 2 == 0 ? "@at" : NULL;
+	event->schedule.not_before = event->message.schedule == NULL ? event->due : 0;
 	event->schedule.created = row->created;
 	event->schedule.priority = row->priority;
 	event->schedule.bytes = row->size;
 	sim_check_built(row);
 	sim_weigh(event, row->size);
 	return event;
+}
+
+void
+outbox_held_give_schedules(const char *prefix)
+{
+	(void) prefix;
 }
 
 OutboxEvent *
