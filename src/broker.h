@@ -42,7 +42,7 @@ typedef struct BrokerConfig
 	const char *inbox_prefix;	/* of reply subjects, literal tokens; NULL or "": "_INBOX" */
 	const char *stream;			/* every ack must name this stream */
 	const char *stream_subjects;	/* subject a created stream listens to, "outbox.>" */
-	const char *schedule_subjects;	/* of all schedule_subjects, "outbox.schedules.*"; NULL or "": there are none */
+	const char *schedule_subjects;	/* what BrokerMessage.schedule_subject is like, "outbox.schedules.*"; NULL or "": none */
 	bool		stream_create;	/* create the stream if it is missing, one that takes batches if
 								 * the server knows them */
 	int			duplicate_window_ms;	/* of a created stream */

@@ -47,6 +47,7 @@ static const struct
 	{10118, OUTBOX_ERROR_STREAM}, /* offline */
 	{10167, OUTBOX_ERROR_STREAM}, /* too many requests */
 	{10188, OUTBOX_ERROR_STREAM}, /* message schedules are disabled, since we looked */
+	{10190, OUTBOX_ERROR_STREAM}, /* target of a schedule: another stream than this takes the subject, or none */
 
 	{10054, OUTBOX_ERROR_PERMANENT}, /* larger than the stream's max_msg_size */
 	{10070, OUTBOX_ERROR_PERMANENT}, /* wrong last message id */
@@ -57,7 +58,6 @@ static const struct
 	{10165, OUTBOX_ERROR_PERMANENT}, /* invalid per-message TTL */
 	{10166, OUTBOX_ERROR_PERMANENT}, /* per-message TTL is disabled */
 	{10189, OUTBOX_ERROR_PERMANENT}, /* invalid schedule */
-	{10190, OUTBOX_ERROR_PERMANENT}, /* invalid target of a schedule: none of the stream's subjects */
 	{10191, OUTBOX_ERROR_PERMANENT}, /* invalid TTL of a schedule */
 };
 

@@ -117,6 +117,9 @@ SKIP:
 		$message->{headers}{'Nats-Schedule'}, 'at its time');
 	is($message->{headers}{x}, 'y', 'with its headers');
 	is_deeply([ map { $_->{headers}{'ce-id'} } messages_under('wide.order.soon', 'WIDE') ], [$behind], 'what is behind it doesn\'t wait');
+	my $elsewhere = $node->safe_psql($db,
+		q{SELECT outbox.enqueue('order', 'elsewhere', 'e', '{}', subject => 'elsewhere.e', headers => '{"Nats-Schedule": "@not_before"}', not_before => now() + interval '1 h')});
+	ok(wait_for_query($node, $db, "SELECT publish_state = 'pending' AND last_error ~ '10190' FROM outbox.events WHERE event_id = '$elsewhere'"), 'one for another stream waits, as others do');
 	$node->stop;
 	ok(wait_until(30, sub { messages_under('wide.order.soon', 'WIDE') == 2 }), 'without the database the stream delivers');
 	my $delivered = (messages_under('wide.order.soon', 'WIDE'))[1];

@@ -29,8 +29,8 @@ check_codes(const int *codes, size_t count, OutboxErrorClass expected)
 static const int unknown_codes[] = {10158};
 static const int broker_codes[] = {10002, 10004, 10005, 10006, 10007, 10008, 10009, 10023, 10028, 10035, 10039, 10041,
 	10047, 10076};
-static const int stream_codes[] = {10051, 10053, 10059, 10060, 10063, 10077, 10096, 10109, 10118, 10167, 10188};
-static const int permanent_codes[] = {10054, 10070, 10071, 10097, 10111, 10164, 10165, 10166, 10189, 10190, 10191};
+static const int stream_codes[] = {10051, 10053, 10059, 10060, 10063, 10077, 10096, 10109, 10118, 10167, 10188, 10190};
+static const int permanent_codes[] = {10054, 10070, 10071, 10097, 10111, 10164, 10165, 10166, 10189, 10191};
 
 static bool
 is_listed(int code)
