@@ -558,19 +558,19 @@ connect_to(BrokerConsumer *consumer, const BrokerServer *server, char *error)
 	return status == NATS_OK;
 }
 
+/*
+ * The connection first, which ends its reading thread: before 3.8 that one may
+ * still use a subscription that is destroyed while a message comes in.
+ */
 void
 broker_consume_close(BrokerConsumer *consumer)
 {
-	if (consumer->sub != NULL)
-		natsSubscription_Destroy(consumer->sub);
-	consumer->sub = NULL;
-	if (consumer->nc != NULL)
-	{
-		natsConnection *nc = consumer->nc;
+	natsConnection *nc = consumer->nc;
 
-		set_connection(consumer, NULL);
-		natsConnection_Destroy(nc);
-	}
+	set_connection(consumer, NULL);
+	natsConnection_Destroy(nc);
+	natsSubscription_Destroy(consumer->sub);
+	consumer->sub = NULL;
 }
 
 /* Everything that comes before the first message. */

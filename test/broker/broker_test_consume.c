@@ -5,7 +5,9 @@
  */
 #define _GNU_SOURCE
 
+#include <dlfcn.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -18,6 +20,45 @@
 #define WAIT_MS 20000
 
 static Server server;
+
+/*
+ * The library looks up a message's subscription under a lock, and uses it after
+ * that. It finds these functions before its own: between the two may lie a while.
+ */
+static _Atomic int delay_behind_lookups_ms;
+static _Thread_local bool looked_up;
+
+extern void *natsHash_Get(void *hash, int64_t key);
+extern void natsMutex_Unlock(void *mutex);
+
+/* Of the library; found once. */
+static void *
+real_function(_Atomic(void *) *function, const char *name)
+{
+	if (atomic_load(function) == NULL)
+		atomic_store(function, dlsym(RTLD_NEXT, name));
+	return atomic_load(function);
+}
+
+void *
+natsHash_Get(void *hash, int64_t key)
+{
+	static _Atomic(void *) real;
+
+	looked_up = true;
+	return ((void *(*) (void *, int64_t)) real_function(&real, "natsHash_Get")) (hash, key);
+}
+
+void
+natsMutex_Unlock(void *mutex)
+{
+	static _Atomic(void *) real;
+
+	((void (*) (void *)) real_function(&real, "natsMutex_Unlock")) (mutex);
+	if (looked_up)
+		usleep((useconds_t) atomic_load(&delay_behind_lookups_ms) * 1000);
+	looked_up = false;
+}
 
 static BrokerConsumer *
 start(uint64_t position, int window)
@@ -187,6 +228,24 @@ test_start_new(void)
 	ok(start_new("n3", INT64_C(3600) * 1000000, 520) == 0, "consume: from before the first message on");
 }
 
+/* Stopped while the library has found whose a message is, and not yet handed it on. */
+static void
+test_stops_in_flow(void)
+{
+	bool		alone = true;
+
+	atomic_store(&delay_behind_lookups_ms, 20);
+	for (int i = 0; i < 5; i++)
+	{
+		BrokerConsumer *consumer = start(0, 64);
+
+		alone = next(consumer, WAIT_MS) != NULL && alone;
+		alone = broker_consume_stop(consumer, 2 * GRACE_MS) && alone;
+	}
+	atomic_store(&delay_behind_lookups_ms, 0);
+	ok(alone, "consume: stopped while messages come in");
+}
+
 /* Stopped at any moment of its beginning. */
 static void
 test_stops(void)
@@ -218,6 +277,7 @@ test_consume(void)
 	test_flow();
 	test_positions();
 	test_start_new();
+	test_stops_in_flow();
 	test_stops();
 	server_remove(&server);
 }
